@@ -1,0 +1,126 @@
+"""The one error tree: every refusal that a user, a client or the model sees.
+
+A class stands for one refusal. Its docstring is the message (`str.format` fields are filled from the keyword arguments), `code` is
+the stable category of the registry (`B4_E1xxx` configuration, `2xxx` sandbox, `3xxx` permissions, `4xxx` models, `5xxx` run time) and
+`hint` says what to do. Callers tell errors apart by class or by `code`, never by text.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, ClassVar
+
+
+class B4Error(Exception):
+    """{reason}"""
+
+    code: ClassVar[str] = "B4_E5000"
+    hint: ClassVar[str] = ""
+
+    def __init__(self, **fields: Any) -> None:
+        self.fields = fields
+        template = inspect.cleandoc(type(self).__doc__ or "")
+        super().__init__(template.format_map(_Known(fields)))
+
+    @property
+    def message(self) -> str:
+        """What was refused and why, one sentence or more, without the code."""
+        return str(self)
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it; empty when there is nothing to say."""
+        return type(self).hint.format_map(_Known(self.fields))
+
+    def as_dict(self) -> dict[str, str]:
+        """Return `code`, `message` and `hint` for JSON output."""
+        return {"code": self.code, "message": self.message, "hint": self.remedy}
+
+
+class _Known(dict[str, Any]):
+    def __missing__(self, key: str) -> str:
+        return f"<{key}>"
+
+
+class ConfigurationError(B4Error):
+    """{reason}"""
+
+    code = "B4_E1002"
+    hint = "Correct the key, then run `b4 check`."
+
+
+class AppInvalid(B4Error):
+    """{reason}"""
+
+    code = "B4_E1006"
+    hint = "An app is a folder with `b4_config.py` and `app/<route>/agent.py`."
+
+
+class SandboxUnavailable(B4Error):
+    """The sandbox of thread {thread_id!r} could not be made: {reason}"""
+
+    code = "B4_E2001"
+    hint = "Run `b4 doctor` to see what this host can enforce."
+
+
+class SandboxHeld(SandboxUnavailable):
+    """The sandbox of thread {thread_id!r} is in use: {reason}"""
+
+    hint = "Release it there first, or use another thread."
+
+
+class PolicyConflict(SandboxUnavailable):
+    """The sandbox of thread {thread_id!r} is held with another launch policy ({reason})."""
+
+    hint = "Release the sandbox before asking for other settings."
+
+
+class SandboxLost(SandboxUnavailable):
+    """The sandbox of thread {thread_id!r} was lost: {reason}. Its files are kept; its processes are gone."""
+
+    hint = "Try again: the next command starts fresh compute on the same workspace."
+
+
+class PreflightFailed(B4Error):
+    """Provider {provider!r} cannot run here: {reason}"""
+
+    code = "B4_E2002"
+    hint = "{remedy}"
+
+
+class CommandRefused(B4Error):
+    """The command could not be started: {reason}"""
+
+    code = "B4_E2003"
+
+
+class FileRefused(B4Error):
+    """{reason}: {path!r}"""
+
+    code = "B4_E2004"
+
+    @property
+    def kind(self) -> str:
+        """The file error's name in `docs/reference/guest-protocol.md`, such as `not_found` or `outside`."""
+        return str(self.fields.get("kind", "io"))
+
+
+class JobUnknown(B4Error):
+    """There is no job {job} in this sandbox."""
+
+    code = "B4_E2005"
+    hint = "List the jobs; a finished job is kept until 64 newer ones have finished."
+
+
+class DeadlinePassed(B4Error):
+    """{operation} did not answer within {seconds:g} s."""
+
+    code = "B4_E2006"
+    hint = "Ask for a longer deadline, or look at what the sandbox is doing."
+
+
+class PermissionRefused(B4Error):
+    """{reason}"""
+
+    code = "B4_E3001"
+    hint = "{remedy}"
