@@ -124,3 +124,31 @@ class PermissionRefused(B4Error):
 
     code = "B4_E3001"
     hint = "{remedy}"
+
+
+class AppFileBroken(B4Error):
+    """{file}, line {line}: {reason}"""
+
+    code = "B4_E5001"
+    hint = "Correct the file; a missing module must be installed where `b4` runs."
+
+
+class RouteUnrecognised(AppInvalid):
+    """{file} binds neither `agent` nor `graph`."""
+
+    code = "B4_E1007"
+    hint = "Bind `agent = Agent(...)`, or `graph` to a compiled LangGraph graph."
+
+
+class RouteAmbiguous(AppInvalid):
+    """{file} binds both `agent` and `graph`."""
+
+    code = "B4_E1008"
+    hint = "Keep one of them; a second agent goes into a route of its own."
+
+
+class ToolFileInvalid(AppInvalid):
+    """{file}: {reason}"""
+
+    code = "B4_E5002"
+    hint = "A tool file holds one public function with type hints and a docstring."
