@@ -81,6 +81,12 @@ class SandboxLost(SandboxUnavailable):
     hint = "Try again: the next command starts fresh compute on the same workspace."
 
 
+class GuestMissing(SandboxUnavailable):
+    """The guest program for {architecture} cannot be used: {reason}"""
+
+    hint = "Run `make guest`, which needs cargo, or install a wheel of b4run that carries it."
+
+
 class PreflightFailed(B4Error):
     """Provider {provider!r} cannot run here: {reason}"""
 
@@ -152,3 +158,9 @@ class ToolFileInvalid(AppInvalid):
 
     code = "B4_E5002"
     hint = "A tool file holds one public function with type hints and a docstring."
+
+
+class DispatchRefused(PermissionRefused):
+    """{reason}"""
+
+    code = "B4_E3002"
