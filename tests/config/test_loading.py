@@ -101,8 +101,10 @@ def test_time_spans_and_amounts(tmp_path: Path) -> None:
         (
             "config = {'sandbox': {'provider': Provider(), 'security': {'drop_all_capability': True}}}",
             "sandbox.security.drop_all_capability",
-            "unknown key; known: drop_all_capabilities, no_new_privileges, read_only_root_filesystem, run_as_non_root, pids_limit"
-            " (did you mean drop_all_capabilities?)",
+            (
+                "unknown key; known: drop_all_capabilities, no_new_privileges, read_only_root_filesystem, run_as_non_root, pids_limit"
+                " (did you mean drop_all_capabilities?)"
+            ),
         ),
         (
             "config = {'sandbox': {'provider': Provider(), 'network': {'mode': 'deny', 'denylist': []}}}",
@@ -173,6 +175,14 @@ def test_unknown_keys_are_named_at_every_depth(tmp_path: Path, body: str, key: s
 )
 def test_types_and_bounds_are_named_with_the_value(tmp_path: Path, block: str, key: str, message: str) -> None:
     assert faults(tmp_path, f"config = Config(sandbox=dict(provider=Provider(), {block}))") == {key: message}
+
+
+def test_rules_that_could_never_match_are_named(tmp_path: Path) -> None:
+    found = faults(tmp_path, "config = {'permissions': {'allow': {'readFile': ['etc/'], 'bash': ['', 'npm test']}, 'deny': {'tool': [' ']}}}")
+    assert list(found) == ["permissions.allow", "permissions.deny"]
+    assert "readFile[0]: 'etc/' must be absolute" in found["permissions.allow"]
+    assert "bash[0]: '' is blank" in found["permissions.allow"]
+    assert found["permissions.deny"] == "tool[0]: ' ' is blank"
 
 
 def test_values_of_the_environment_are_never_shown(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 
+from b4run.permissions import Key, RuleLists, rule_fault
 from b4run.sandbox.policy import Allow, Milliseconds, Network, Resources, SandboxPolicy, Security, check_environment
 from b4run.strict import StrictModel
 from b4run.workspace import WorkspaceDefinition
@@ -131,7 +132,7 @@ def provider_fault(provider: Any) -> str | None:
 
 
 class Rules(StrictModel):
-    """Patterns by kind: `bash` by shell words, `readFile`, `writeFile` and `listDir` by path prefix, `tool` and `subagent` exactly."""
+    """Patterns by kind: `bash` by shell words, `readFile`, `writeFile` and `listDir` by absolute path and below, the others exactly."""
 
     bash: tuple[str, ...] = Field(default=(), strict=False)
     readFile: tuple[str, ...] = Field(default=(), strict=False)
@@ -140,6 +141,11 @@ class Rules(StrictModel):
     tool: tuple[str, ...] = Field(default=(), strict=False)
     subagent: tuple[str, ...] = Field(default=(), strict=False)
 
+    @property
+    def lists(self) -> RuleLists:
+        """The same as the permission gate takes it."""
+        return RuleLists({Key(key): patterns for key, patterns in self})
+
 
 class Permissions(StrictModel):
     """What calls are free, refused, or asked about. `B4_PERMISSIONS_MODE` overrides `mode` for one process."""
@@ -147,6 +153,19 @@ class Permissions(StrictModel):
     mode: Literal["interactive", "non-interactive", "bypass"] = "interactive"
     allow: Rules = Field(default_factory=Rules)
     deny: Rules = Field(default_factory=Rules)
+
+    @field_validator("allow", "deny")
+    @classmethod
+    def _check_rules(cls, rules: Rules, info: ValidationInfo) -> Rules:
+        faults = [
+            f"{key}[{index}]: {pattern!r} {fault}"
+            for key, patterns in rules
+            for index, pattern in enumerate(patterns)
+            if (fault := rule_fault(Key(key), pattern, denies=info.field_name == "deny"))
+        ]
+        if faults:
+            raise ValueError("; ".join(faults))
+        return rules
 
 
 class Config(StrictModel):

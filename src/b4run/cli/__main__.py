@@ -1,0 +1,7 @@
+"""`python -m b4run.cli`."""
+
+import sys
+
+from b4run.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,56 @@
+"""Argument parsing that all commands share."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from b4run.cli.main import EXIT_USAGE
+
+
+class Parser(argparse.ArgumentParser):
+    """Takes no abbreviated options, so that a new option never changes what a script means."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"allow_abbrev": False} | settings)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}\n    `{self.prog} --help` tells what it takes.\n")
+
+
+Execute = Callable[[argparse.Namespace], int]
+
+
+def add_common(parser: argparse.ArgumentParser, *, defaults: bool = True) -> None:
+    """Add the options that every command takes; a command below another one repeats them without `defaults`."""
+    suppressed = argparse.SUPPRESS
+    app = os.environ.get("B4_APP") or None
+    parser.add_argument(
+        "--app",
+        metavar="DIR",
+        type=Path,
+        default=(Path(app) if app else None) if defaults else suppressed,
+        help="the app's folder, or one beneath it (default: $B4_APP, else the current folder)",
+    )
+    parser.add_argument("--debug", action="store_true", default=False if defaults else suppressed, help="print tracebacks")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add `--json` for commands that scripts read."""
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def add_commands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[Parser]:
+    """Give a command commands of its own."""
+    return parser.add_subparsers(metavar="COMMAND", title="commands", parser_class=Parser)
+
+
+def add_command(commands: argparse._SubParsersAction[Parser], name: str, summary: str, execute: Execute) -> Parser:
+    """Add one command below another."""
+    parser = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    add_common(parser, defaults=False)
+    parser.set_defaults(execute=execute)
+    return parser
