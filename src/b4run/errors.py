@@ -63,6 +63,12 @@ class SandboxUnavailable(B4Error):
     hint = "Run `b4 doctor` to see what this host can enforce."
 
 
+class SandboxMissing(SandboxUnavailable):
+    """Thread {thread_id!r} has no sandbox."""
+
+    hint = "`b4 sandbox ls` lists the threads that have one."
+
+
 class SandboxHeld(SandboxUnavailable):
     """The sandbox of thread {thread_id!r} is in use: {reason}"""
 
