@@ -170,3 +170,17 @@ class DispatchRefused(PermissionRefused):
     """{reason}"""
 
     code = "B4_E3002"
+
+
+class StorageUnusable(B4Error):
+    """The app's records cannot be used: {reason}"""
+
+    code = "B4_E5301"
+    hint = "Look at the app's `.b4/b4.sqlite`, or at the database that was configured."
+
+
+class GrantUnknown(B4Error):
+    """There is no permission with the id {grant_id}."""
+
+    code = "B4_E3001"
+    hint = "`b4 permissions ls` lists them."

@@ -92,17 +92,10 @@ def help_text() -> str:
 
 
 def _execute(command: str, arguments: list[str]) -> int:
-    from importlib import import_module
+    from b4run.cli.parser import parse
 
-    from b4run.cli.parser import Parser, add_common
-
-    parser = Parser(prog=f"b4 {command}", description=f"{COMMANDS[command][0].upper()}{COMMANDS[command][1:]}.")
-    add_common(parser)
-    import_module(f"b4run.cli.{command}").configure(parser)
-    options = parser.parse_args(arguments)
-    if not hasattr(options, "execute"):
-        parser.error("name one of its commands")
     try:
+        options = parse(command, COMMANDS[command], arguments)
         code = int(options.execute(options))
         sys.stdout.flush()
         return code
@@ -111,7 +104,7 @@ def _execute(command: str, arguments: list[str]) -> int:
     except Exception as error:  # noqa: BLE001 - the one place where every failure becomes a message
         from b4run.cli.failure import report
 
-        return report(error, debug=options.debug)
+        return report(error, debug="--debug" in arguments)
 
 
 def _usage(message: str) -> int:

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
+from b4run.cli.failure import UsageError
+
 _COLOURS = {"red": "31", "yellow": "33", "green": "32", "bold": "1", "dim": "2"}
 
 
@@ -19,6 +21,18 @@ def print_json(document: Any) -> None:
 def note(text: str) -> None:
     """Tell the person at the terminal something that is not data."""
     print(text, file=sys.stderr)
+
+
+def confirm(question: str) -> bool:
+    """Ask a yes-or-no question at the terminal; anything but yes is no.
+
+    Raises:
+        UsageError: there is no terminal to ask at.
+    """
+    if not sys.stdin.isatty():
+        raise UsageError(f"{question} Nobody can answer here; say --yes.")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def printable(text: str) -> str:

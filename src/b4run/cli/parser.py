@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,6 +20,21 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, f"{self.prog}: {message}\n    `{self.prog} --help` tells what it takes.\n")
+
+
+def parse(command: str, summary: str, arguments: Sequence[str]) -> argparse.Namespace:
+    """Load the module of `command` and parse what it was given; exits with code 2 when that cannot be used."""
+    parser = Parser(prog=f"b4 {command}", description=_sentence(summary))
+    add_common(parser)
+    import_module(f"b4run.cli.{command}").configure(parser)
+    options = parser.parse_args(arguments)
+    if not hasattr(options, "execute"):
+        parser.error("name one of its commands")
+    return options
+
+
+def _sentence(summary: str) -> str:
+    return f"{summary[0].upper()}{summary[1:]}."
 
 
 Execute = Callable[[argparse.Namespace], int]
@@ -50,7 +66,7 @@ def add_commands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[
 
 def add_command(commands: argparse._SubParsersAction[Parser], name: str, summary: str, execute: Execute) -> Parser:
     """Add one command below another."""
-    parser = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    parser = commands.add_parser(name, help=summary, description=_sentence(summary))
     add_common(parser, defaults=False)
     parser.set_defaults(execute=execute)
     return parser

@@ -1,0 +1,110 @@
+"""`check_app`: everything that is wrong with an app, in one report, before anything runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from b4run.app.entries import Route, load_entries
+from b4run.app.layout import find_layout
+from b4run.config import Config, ConfigInvalid, Issue, LoadedConfig, load_config
+from b4run.config.issues import issue_of
+from b4run.errors import B4Error, PreflightFailed
+from b4run.permissions import mode_in_force
+from b4run.sandbox.contract import Finding, PreflightProvider, SandboxProvider, Severity
+from b4run.sandbox.policy import SandboxPolicy
+
+PREFLIGHT_SECONDS = 120
+LOCAL_WORKSPACE = "workspace"
+"""The folder that the tools work on when no sandbox is configured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `check_app` found. `workspace` says in one line where the tools work; empty when the configuration cannot be used."""
+
+    root: Path
+    issues: tuple[Issue, ...]
+    routes: tuple[Route, ...]
+    workspace: str
+
+    @property
+    def ok(self) -> bool:
+        return all(issue.severity is not Severity.ERROR for issue in self.issues)
+
+    def count(self, severity: Severity) -> int:
+        return sum(issue.severity is severity for issue in self.issues)
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "status": "passed" if self.ok else "failed",
+            "app": str(self.root),
+            "routes": [{"id": route.id, "kind": route.kind, "file": route.file} for route in self.routes],
+            "workspace": self.workspace,
+            "findings": [issue.as_dict() for issue in self.issues],
+            "counts": {"errors": self.count(Severity.ERROR), "warnings": self.count(Severity.WARNING)},
+        }
+
+
+async def check_app(root: Path, *, preflight: bool = True) -> Report:
+    """Load, validate and probe the app in `root`. Resolvers are not called, no sandbox and no database is made.
+
+    Findings never raise: the report carries them all. `preflight` asks the provider what this host enforces.
+    """
+    loaded, issues = _config(root)
+    config = loaded.config if loaded else Config()
+    entries = load_entries(root, find_layout(root, config.app_dir))
+    issues += [issue_of(defect) for defect in entries.defects]
+    if loaded is not None and config.sandbox is not None and preflight:
+        issues += await preflight_issues(config.sandbox.provider, config.sandbox.policy)
+    return Report(root, tuple(issues), tuple(entries.routes.values()), _workspace(config, root) if loaded else "")
+
+
+def _config(root: Path) -> tuple[LoadedConfig | None, list[Issue]]:
+    try:
+        loaded = load_config(root)
+    except ConfigInvalid as invalid:
+        return None, list(invalid.issues)
+    except B4Error as error:
+        return None, [issue_of(error)]
+    issues = list(loaded.warnings)
+    try:
+        mode_in_force(loaded.config.permissions.mode)
+    except B4Error as error:
+        issues.append(issue_of(error, key="permissions.mode"))
+    return loaded, issues
+
+
+async def preflight_issues(provider: SandboxProvider, policy: SandboxPolicy) -> list[Issue]:
+    """Return what the provider says it cannot enforce here; a preflight that raises or hangs is a finding, too."""
+    if not isinstance(provider, PreflightProvider):
+        return []
+    key = f"sandbox.provider ({provider.name})"
+    try:
+        async with asyncio.timeout(PREFLIGHT_SECONDS):
+            found = await provider.preflight(policy)
+    except B4Error as error:
+        return [issue_of(error, key=key)]
+    except TimeoutError:
+        return [_failed(key, f"preflight did not answer within {PREFLIGHT_SECONDS} s", "See whether its daemon answers.")]
+    except Exception as error:  # noqa: BLE001 - a custom provider may raise anything, and the report must still be made
+        return [_failed(key, f"preflight raised {type(error).__name__}: {error}", "This is a fault of the provider.")]
+    return list(_findings(key, found.findings))
+
+
+def _findings(key: str, findings: tuple[Finding, ...]) -> Iterator[Issue]:
+    for finding in findings:
+        if finding.severity is not Severity.OK:
+            yield Issue(finding.severity, PreflightFailed.code, f"{key}: {finding.control}", finding.detail, finding.remedy)
+
+
+def _failed(key: str, message: str, hint: str) -> Issue:
+    return Issue(Severity.ERROR, PreflightFailed.code, key, message, hint)
+
+
+def _workspace(config: Config, root: Path) -> str:
+    if config.sandbox is None:
+        return f"tools work on {root / LOCAL_WORKSPACE} of this host, without a sandbox"
+    return f"each thread has an empty workspace of its own in a {config.sandbox.provider.name} sandbox"
