@@ -96,7 +96,7 @@ class PermissionGate:
         everywhere = scope is GrantScope.APP and thread is None
         grant = Grant(
             key=request.key,
-            pattern=request.candidate.strip() if pattern is None else pattern,
+            pattern=request.candidate if pattern is None else pattern,
             exact=pattern is None,
             thread_id=None if everywhere else thread_id,
             granted_by=granted_by,
@@ -142,8 +142,7 @@ class PermissionGate:
 
 
 def _exact(request: Request, grants: Sequence[Grant]) -> str | None:
-    text = request.candidate.strip()
-    return next((grant.pattern for grant in grants if grant.exact and grant.pattern == text), None)
+    return next((grant.pattern for grant in grants if grant.exact and grant.pattern == request.candidate), None)
 
 
 def refusal(request: Request, reason: Reason, *, rule: str | None = None) -> PermissionRefused:

@@ -35,7 +35,7 @@ class CommandRequest:
     @property
     def suggested_pattern(self) -> str:
         """The first two words, where a rule of them would cover the command; else the command itself."""
-        return " ".join(self.command.split()[:2]) if is_simple(self.command) else self.command.strip()
+        return " ".join(self.command.split()[:2]) if is_simple(self.command) else self.command
 
     def detail(self) -> dict[str, Any]:
         return {"command": self.command}

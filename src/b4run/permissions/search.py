@@ -18,7 +18,7 @@ _MAX_NESTED = 8
 _MAX_READINGS = 200
 _MAX_SECONDS = 0.5
 _KEYWORD_COMMANDS = ("declaration_command", "unset_command", "test_command")
-_SPLIT = re.compile(r"[\s;&|()<>{}`$=,]+")
+_SPLIT = re.compile(r"[^\w.+@-]+")
 _QUOTES = re.compile(r"""['"\\]""")
 
 
@@ -152,7 +152,8 @@ def _joined(words: list[Word]) -> Word:
 
 def _tokens(text: str) -> list[str]:
     """Return every piece of a text that could be a word, quotes taken away."""
-    return [base_name(token) for token in _SPLIT.split(_QUOTES.sub("", text)) + _SPLIT.split(_QUOTES.sub(" ", text)) if token]
+    pieces = _SPLIT.split(_QUOTES.sub("", text)) + _SPLIT.split(_QUOTES.sub(" ", text))
+    return [piece for piece in pieces if piece]
 
 
 def _begins(command: tuple[str, ...], wanted: tuple[str, ...]) -> bool:

@@ -33,9 +33,8 @@ def covering_rule(command: str, rules: Sequence[str], workspace_root: str = "/wo
 
     A rule that is the whole line, to the letter, always allows it.
     """
-    line = command.strip()
-    if line in (rule.strip() for rule in rules):
-        return line
+    if command in rules:
+        return command
     prefixes = [(rule, words) for rule in rules if (words := plain_words(rule)) and not only_exact(words)]
     parsed = parse(command) if prefixes else None
     if parsed is None:

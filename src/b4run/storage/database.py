@@ -1,0 +1,137 @@
+"""Opening a database: where it lies, how it is set up, and bringing its schema up to date."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, event, inspect, text
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from b4run.errors import StorageUnusable
+from b4run.storage.grants import SqlGrantStore
+from b4run.storage.tables import HEAD
+
+BUSY_TIMEOUT_MS = 10_000
+"""How long a process waits for another one's write."""
+
+_MIGRATION_LOCK = 0x62347275
+"""Any number that nothing else in a PostgreSQL database locks by."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """One open database."""
+
+    engine: AsyncEngine
+
+    @cached_property
+    def grants(self) -> SqlGrantStore:
+        return SqlGrantStore(self.engine)
+
+
+def state_folder(app_root: Path) -> Path:
+    """Return the app's `.b4`, made for its owner alone and ignored by git."""
+    folder = app_root / ".b4"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        ignore = folder / ".gitignore"
+        if not ignore.exists():
+            ignore.write_text("*\n")
+    except OSError as error:
+        raise StorageUnusable(reason=f"the folder .b4 cannot be made ({error.strerror})") from error
+    return folder
+
+
+def app_storage_url(app_root: Path) -> str:
+    """Return the URL of the app's own SQLite database, making its folder."""
+    return f"sqlite+aiosqlite:///{state_folder(app_root) / 'b4.sqlite'}"
+
+
+@asynccontextmanager
+async def open_storage(url: str) -> AsyncIterator[Storage]:
+    """Open a database by SQLAlchemy URL (`sqlite+aiosqlite:///…`, `postgresql+psycopg://…`) with a current schema.
+
+    Several processes may open the same one at the same time; one of them brings the schema up to date.
+
+    Raises:
+        StorageUnusable: it cannot be reached, is no database of ours, or was made by a newer version.
+    """
+    engine = _engine(url)
+    try:
+        try:
+            async with engine.execution_options(reading=True).connect() as connection:
+                current = await connection.run_sync(_revision) == HEAD
+            if not current:
+                async with engine.begin() as connection:
+                    await connection.run_sync(_upgrade)
+        except (SQLAlchemyError, OSError) as error:
+            raise StorageUnusable(reason=_plain(error)) from error
+        yield Storage(engine)
+    finally:
+        await engine.dispose()
+
+
+def _engine(url: str) -> AsyncEngine:
+    try:
+        engine = create_async_engine(url)
+    except ArgumentError as error:
+        raise StorageUnusable(reason="its URL is no database URL") from error
+    except ImportError as error:
+        raise StorageUnusable(reason=f"the driver {error.name!r} is not installed") from error
+    if engine.dialect.name == "sqlite":
+        event.listen(engine.sync_engine, "connect", _set_up_sqlite)
+        event.listen(engine.sync_engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _set_up_sqlite(connection: Any, _record: object) -> None:
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    for pragma in (f"busy_timeout={BUSY_TIMEOUT_MS}", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    """The driver would leave schema changes out of the transaction; and a reader that turns writer could only fail.
+
+    Who only reads says so by the execution option `reading`, and then waits for nobody.
+    """
+    connection.exec_driver_sql("BEGIN" if connection.get_execution_options().get("reading") else "BEGIN IMMEDIATE")
+
+
+def _revision(connection: Connection) -> str | None:
+    """Return the migration a database stands at."""
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    found: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
+    return found
+
+
+def _upgrade(connection: Connection) -> None:
+    """Run what migrations are missing, alone: SQLite by the write lock this transaction holds, PostgreSQL by a lock of its own."""
+    from alembic import command
+    from alembic.config import Config
+    from alembic.util import CommandError
+
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).with_name("migrations")).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    try:
+        command.upgrade(config, "head")
+    except CommandError as error:
+        raise StorageUnusable(reason="a newer version of b4run made it") from error
+
+
+def _plain(error: Exception) -> str:
+    """Return the database's own words, without the statement and its parameters."""
+    return str(getattr(error, "orig", None) or error)
