@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -110,10 +111,6 @@ class ChunkQueue:
         self._chunks.clear()
         return dropped
 
-    @property
-    def unread(self) -> bool:
-        return bool(self._chunks)
-
     async def changed(self) -> None:
         """Wait for data or for the end of the call; one task at a time."""
         self._reader = asyncio.get_running_loop().create_future()
@@ -152,7 +149,7 @@ class Call(Generic[T]):
     """An open stream, from the host's side."""
 
     __slots__ = (
-        "_credit_waiter", "_ended", "_owed", "_room", "cancelled", "credit", "end", "expires", "failure", "feeder", "heard", "on_hold", "open", "plan",
+        "_credit_waiter", "_ended", "_held", "_loop", "_owed", "_room", "cancelled", "credit", "end", "expires", "failure", "feeder", "heard", "open", "plan",
         "stream",
     )  # fmt: skip
 
@@ -166,10 +163,10 @@ class Call(Generic[T]):
         """What the call ends with, whatever the guest answers."""
         self.heard = now
         self.expires = now + plan.patience.total_s if plan.patience.total_s is not None else None
-        self.on_hold = False
-        """The host itself is what the call waits for."""
         self.credit = WINDOW
         self.feeder: asyncio.Task[None] | None = None
+        self._loop = loop
+        self._held = False
         self._credit_waiter: asyncio.Future[None] | None = None
         self._room = [0, WINDOW, WINDOW]
         self._owed = [0, 0, 0]
@@ -206,17 +203,26 @@ class Call(Generic[T]):
 
     async def more_credit(self) -> None:
         """Wait until there is credit or the call has ended."""
-        self._credit_waiter = asyncio.get_running_loop().create_future()
+        self._credit_waiter = self._loop.create_future()
         try:
             await self._credit_waiter
         finally:
             self._credit_waiter = None
 
+    @contextmanager
+    def on_hold(self) -> Iterator[None]:
+        """Meanwhile the call waits for the host, not for the guest, and its patience does not run out."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held, self.heard = False, self._loop.time()
+
     def overdue(self, now: float) -> bool:
         if self.expires is not None and now >= self.expires:
             return True
         quiet = self.plan.patience.quiet_s
-        return quiet is not None and not self.end.done() and not self.on_hold and now >= self.heard + quiet
+        return quiet is not None and not self.end.done() and not self._held and now >= self.heard + quiet
 
     def fail(self, error: BaseException) -> None:
         """End the wait with `error`; it need not be awaited by anyone."""

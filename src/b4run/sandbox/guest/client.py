@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from b4run.errors import DeadlinePassed, SandboxLost, SandboxUnavailable
 from b4run.sandbox.guest.calls import Call, Plan
 from b4run.sandbox.guest.channel import Channel, ChannelClosed, PushChannel
+from b4run.sandbox.guest.feeding import Source, feed
 from b4run.sandbox.guest.frames import (
     LAST_STREAM,
-    MAX_DATA,
     MAX_PAYLOAD,
     MAX_STREAMS,
     FrameDecoder,
@@ -31,10 +31,10 @@ from b4run.sandbox.guest.messages import PROTOCOL, GuestRefusal, Hello, pack, re
 from b4run.sandbox.guest.outbox import Outbox
 
 T = TypeVar("T")
-Source = bytes | AsyncIterator[bytes]
 
 AT_ONCE: Final = 65_536
 """Bytes of input that travel with their request."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -199,15 +199,6 @@ class GuestClient:
         """Note that the reader of `call` took `size` bytes, so that the guest may send as many more."""
         self._grant(call, lane, call.consumed(lane, size))
 
-    @contextlib.contextmanager
-    def on_hold(self, call: Call[Any]) -> Iterator[None]:
-        """Meanwhile `call` waits for the host, not for the guest, and its patience does not run out."""
-        call.on_hold = True
-        try:
-            yield
-        finally:
-            call.on_hold, call.heard = False, self._loop.time()
-
     async def close(self) -> None:
         """End the connection and wait until its tasks are gone; safe to repeat."""
         self._lose("it was closed")
@@ -249,41 +240,11 @@ class GuestClient:
 
     async def _feed_input(self, call: Call[Any], source: Source) -> None:
         try:
-            if isinstance(source, bytes):
-                await self._feed_piece(call, source)
-            else:
-                await self._feed_pieces(call, source)
+            await feed(call, source, self._outbox)
         except Exception as error:  # noqa: BLE001 - whatever the caller's iterator raises is what its call raises
             call.failure = error
             call.feeder = None
             self.cancel(call)
-        else:
-            if call.open:
-                self._send(encode_end(call.stream, Lane.INPUT))
-
-    async def _feed_pieces(self, call: Call[Any], source: AsyncIterator[bytes]) -> None:
-        try:
-            with self.on_hold(call):
-                async for piece in source:
-                    call.on_hold, call.heard = False, self._loop.time()
-                    await self._feed_piece(call, piece)
-                    call.on_hold = True
-        finally:
-            if isinstance(source, AsyncGenerator):
-                await source.aclose()
-
-    async def _feed_piece(self, call: Call[Any], piece: bytes) -> None:
-        rest = memoryview(piece).cast("B")
-        while rest and call.open:
-            if self._outbox.full:
-                await self._outbox.room()
-            elif not call.credit:
-                await call.more_credit()
-            else:
-                size = min(len(rest), call.credit, MAX_DATA)
-                call.credit -= size
-                self._send(encode_data(call.stream, Lane.INPUT, rest[:size]))
-                rest = rest[size:]
 
     def _grant(self, call: Call[Any], lane: int, size: int) -> None:
         if size and call.open:

@@ -10,14 +10,13 @@ from typing import Any, Final, TypeVar
 from b4run.errors import FileRefused
 from b4run.sandbox.contract import DirectoryPage, FileContent, FileEntry, FileLines, RealPath
 from b4run.sandbox.guest.calls import NOTHING, ChunkQueue, Collector, Inflow, Patience, Plan
-from b4run.sandbox.guest.client import GuestClient, RequestTooLarge, Source
+from b4run.sandbox.guest.client import GuestClient, RequestTooLarge
+from b4run.sandbox.guest.feeding import Source
 from b4run.sandbox.guest.frames import Lane, ProtocolError
 from b4run.sandbox.guest.messages import GuestRefusal, Message, boolean, integer, items, read_entry, read_path, read_version
 
 T = TypeVar("T")
 
-QUIET_S: Final = 60.0
-"""How long a file operation may go without any progress."""
 READ_CEILING: Final = 1_073_741_824
 """The most bytes that `read` returns at once; `read_stream` has no bound."""
 MAX_LISTED: Final = 100_000
@@ -138,7 +137,7 @@ class GuestFiles:
                 while (chunk := queue.pop()) is not None:
                     lane, data = chunk
                     self._client.consumed(call, lane, len(data))
-                    with self._client.on_hold(call):
+                    with call.on_hold():
                         yield data
                 if call.end.done():
                     break
