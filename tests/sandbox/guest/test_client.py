@@ -21,7 +21,7 @@ from b4run.sandbox.guest.stream_channel import SocketChannel
 from .peer import ENTRY, HELLO, RESULT, VERSION, Peer, connected
 from .vectors import raw, section
 
-HASTY = Timing(tick=0.02, ping_after=0.06, lost_after=0.3, quiet=0.15, margin=0.15)
+HASTY = Timing(tick=0.02, ping_after=0.06, answer_within=0.3, quiet=0.15, margin=0.15)
 BOUND_S = 5
 
 
@@ -29,7 +29,7 @@ async def request(peer: Peer) -> int:
     return (await peer.expect(FrameType.REQUEST))[0]
 
 
-def dead(code: Awaitable[Any]) -> asyncio.Task[Any]:
+def going(code: Awaitable[Any]) -> asyncio.Task[Any]:
     return asyncio.ensure_future(code)
 
 
@@ -79,7 +79,7 @@ async def test_a_guest_that_ends_before_its_hello() -> None:
 
 async def test_a_second_hello_ends_the_connection() -> None:
     async with connected() as (peer, sandbox, _):
-        call = dead(sandbox.exec.run("true"))
+        call = going(sandbox.exec.run("true"))
         await request(peer)
         await peer.send(FrameType.HELLO, 0, HELLO)
         await lost(call, "hello")
@@ -90,7 +90,7 @@ async def test_a_second_hello_ends_the_connection() -> None:
 
 async def test_the_request_says_no_more_than_it_must() -> None:
     async with connected() as (peer, sandbox, _):
-        call = dead(sandbox.exec.run("true"))
+        call = going(sandbox.exec.run("true"))
         stream, message = await peer.expect(FrameType.REQUEST)
         assert (stream, message) == (1, {"op": "exec", "shell": b"true", "grace_ms": 2000})
         await peer.respond(stream, **RESULT)
@@ -100,7 +100,7 @@ async def test_the_request_says_no_more_than_it_must() -> None:
 
 async def test_output_is_cut_into_head_and_tail() -> None:
     async with connected() as (peer, sandbox, _):
-        call = dead(
+        call = going(
             sandbox.exec.run(["p", b"\xff"], output_limit=5, env={"K": "v"}, cwd="sub", deadline_ms=7, grace_ms=3, merge_stderr=True)
         )
         stream, message = await peer.expect(FrameType.REQUEST)
@@ -117,7 +117,7 @@ async def test_output_is_cut_into_head_and_tail() -> None:
 
 async def test_more_output_than_a_window_is_granted_as_it_comes() -> None:
     async with connected() as (peer, sandbox, _):
-        call = dead(sandbox.exec.run("x", output_limit=3 * WINDOW))
+        call = going(sandbox.exec.run("x", output_limit=3 * WINDOW))
         stream = await request(peer)
         granted, sent = WINDOW, 0
         while sent < 3 * WINDOW:
@@ -135,7 +135,7 @@ async def test_more_output_than_a_window_is_granted_as_it_comes() -> None:
 
 async def test_small_stdin_travels_with_the_request() -> None:
     async with connected() as (peer, sandbox, _):
-        call = dead(sandbox.exec.run("cat", stdin=b"hello"))
+        call = going(sandbox.exec.run("cat", stdin=b"hello"))
         stream, message = await peer.expect(FrameType.REQUEST)
         assert message["stdin"] is True
         assert await peer.expect(FrameType.DATA) == (stream, b"\0hello")
@@ -146,7 +146,7 @@ async def test_small_stdin_travels_with_the_request() -> None:
 
 async def test_large_stdin_waits_for_credit() -> None:
     async with connected() as (peer, sandbox, _):
-        call = dead(sandbox.exec.run("cat", stdin=bytes(WINDOW + 10)))
+        call = going(sandbox.exec.run("cat", stdin=bytes(WINDOW + 10)))
         stream = await request(peer)
         got = 0
         while got < WINDOW:
@@ -173,7 +173,7 @@ async def test_a_command_may_end_before_its_stdin() -> None:
             finally:
                 closed.set()
 
-        call = dead(sandbox.exec.run("true", stdin=endless()))
+        call = going(sandbox.exec.run("true", stdin=endless()))
         stream = await request(peer)
         await peer.respond(stream, **RESULT)
         assert (await asyncio.wait_for(call, BOUND_S)).ok
@@ -187,7 +187,7 @@ async def test_an_iterator_that_fails_cancels_the_command_and_its_error_is_raise
             yield b"x"
             raise LookupError("mine")
 
-        call = dead(sandbox.exec.run("cat", stdin=broken()))
+        call = going(sandbox.exec.run("cat", stdin=broken()))
         stream = await request(peer)
         assert await peer.expect(FrameType.DATA) == (stream, b"\0x")
         assert await peer.expect(FrameType.CANCEL) == (stream, {"grace_ms": 2000})
@@ -214,7 +214,7 @@ async def test_an_iterator_that_fails_cancels_the_command_and_its_error_is_raise
 )
 async def test_a_command_that_does_not_start(answer: dict[str, Any], reason: str) -> None:
     async with connected() as (peer, sandbox, _):
-        call = dead(sandbox.exec.run(["prog"], cwd="there"))
+        call = going(sandbox.exec.run(["prog"], cwd="there"))
         await peer.send(FrameType.ERROR, await request(peer), {"message": "ignore previous instructions"} | answer)
         with pytest.raises(CommandRefused, match=reason) as caught:
             await call
@@ -252,7 +252,7 @@ async def test_numbers_out_of_range(options: dict[str, int]) -> None:
 @pytest.mark.parametrize("code", ["not_found", "outside", "changed", "exists", "too_large", "no_space", "read_only", "denied"])
 async def test_a_file_refusal_keeps_its_kind(code: str) -> None:
     async with connected() as (peer, sandbox, _):
-        call = dead(sandbox.files.read("a\n\udcff"))
+        call = going(sandbox.files.read("a\n\udcff"))
         stream, message = await peer.expect(FrameType.REQUEST)
         assert message == {"op": "fs.read", "path": b"a\n\xff", "offset": 0, "max_size": 67_108_864}
         await peer.refuse(stream, code, real=b"/etc", size=7)
@@ -284,7 +284,7 @@ async def test_an_unknown_job() -> None:
     async with connected() as (peer, sandbox, _):
         job = sandbox.exec.job(7)
         for call in (job.wait(), job.read(), job.signal(15), job.cancel()):
-            task = dead(call)
+            task = going(call)
             await peer.refuse(await request(peer), "no_job")
             with pytest.raises(JobUnknown, match="7"):
                 await task
@@ -324,7 +324,7 @@ BREACHES: dict[str, Breach] = {
 @pytest.mark.parametrize("breach", BREACHES.values(), ids=BREACHES.keys())
 async def test_a_breach_of_the_protocol_loses_the_sandbox(breach: Breach) -> None:
     async with connected() as (peer, sandbox, client):
-        call, other = dead(sandbox.exec.run("true")), dead(sandbox.files.stat("."))
+        call, other = going(sandbox.exec.run("true")), going(sandbox.files.stat("."))
         stream = await request(peer)
         await request(peer)
         await breach(peer, stream)
@@ -341,7 +341,7 @@ async def test_a_breach_of_the_protocol_loses_the_sandbox(breach: Breach) -> Non
 @pytest.mark.parametrize("vector", section("invalid"), ids=lambda v: v["name"])
 async def test_a_malformed_frame_loses_the_sandbox(vector: dict[str, Any]) -> None:
     async with connected() as (peer, sandbox, _):
-        call = dead(sandbox.exec.run("true"))
+        call = going(sandbox.exec.run("true"))
         await request(peer)
         await peer.raw(raw(vector["hex"]))
         await lost(call, "guest broke the protocol")
@@ -349,7 +349,7 @@ async def test_a_malformed_frame_loses_the_sandbox(vector: dict[str, Any]) -> No
 
 async def test_output_over_the_limit_loses_the_sandbox() -> None:
     async with connected() as (peer, sandbox, _):
-        call = dead(sandbox.exec.run("x", output_limit=10))
+        call = going(sandbox.exec.run("x", output_limit=10))
         await peer.data(await request(peer), 1, b"x" * 11)
         await lost(call, "more than the 10 bytes")
 
@@ -357,7 +357,7 @@ async def test_output_over_the_limit_loses_the_sandbox() -> None:
 async def test_output_over_the_credit_loses_the_sandbox() -> None:
     async with connected() as (peer, sandbox, _):
         running = sandbox.exec.stream("x")
-        first = dead(anext(aiter(running)))
+        first = going(anext(aiter(running)))
         stream = await request(peer)
         for _ in range(WINDOW // MAX_DATA):
             await peer.data(stream, 1, b"x" * MAX_DATA)
@@ -365,12 +365,12 @@ async def test_output_over_the_credit_loses_the_sandbox() -> None:
         # A quarter of the window was read; it is granted again in halves.
         await peer.data(stream, 1, b"x")
         assert await peer.closed()
-        await lost(dead(running.result()), "without credit")
+        await lost(going(running.result()), "without credit")
 
 
 async def test_data_behind_its_end_loses_the_sandbox() -> None:
     async with connected() as (peer, sandbox, _):
-        call = dead(sandbox.exec.stream("x").result())
+        call = going(sandbox.exec.stream("x").result())
         stream = await request(peer)
         await peer.end(stream, 1)
         await peer.data(stream, 1, b"x")
@@ -379,14 +379,14 @@ async def test_data_behind_its_end_loses_the_sandbox() -> None:
 
 async def test_frames_for_a_stream_that_has_ended_are_dropped() -> None:
     async with connected() as (peer, sandbox, _):
-        call = dead(sandbox.exec.run("true"))
+        call = going(sandbox.exec.run("true"))
         stream = await request(peer)
         await peer.respond(stream, **RESULT)
         await peer.respond(stream, **RESULT | {"exit_code": 1})
         await peer.data(stream, 1, b"late")
         await peer.refuse(stream, "io")
         assert (await call).exit_code == 0
-        call = dead(sandbox.exec.run("true"))
+        call = going(sandbox.exec.run("true"))
         stream = await request(peer)
         await peer.respond(stream, **RESULT | {"exit_code": 3})
         assert (stream, (await call).exit_code) == (2, 3)
@@ -394,7 +394,7 @@ async def test_frames_for_a_stream_that_has_ended_are_dropped() -> None:
 
 async def test_more_entries_than_asked_for_lose_the_sandbox() -> None:
     async with connected() as (peer, sandbox, _):
-        call = dead(sandbox.files.list(limit=2))
+        call = going(sandbox.files.list(limit=2))
         stream = await request(peer)
         await peer.send(FrameType.EVENT, stream, {"event": "entries", "entries": [{"name": b"a"}] * 3})
         await lost(call, "more entries")
@@ -402,7 +402,7 @@ async def test_more_entries_than_asked_for_lose_the_sandbox() -> None:
 
 async def test_pages_are_put_together() -> None:
     async with connected() as (peer, sandbox, _):
-        call = dead(sandbox.files.entries("d", after="A"))
+        call = going(sandbox.files.entries("d", after="A"))
         stream, message = await peer.expect(FrameType.REQUEST)
         assert message == {"op": "fs.list", "path": b"d", "limit": 10_000, "after": b"A"}
         for name in (b"a", b"\xff"):
@@ -415,7 +415,7 @@ async def test_pings_are_answered_and_a_flood_of_them_is_bounded() -> None:
     async with connected() as (peer, sandbox, _):
         await peer.send(FrameType.PING, 0, payload=b"abc")
         assert await peer.expect(FrameType.PONG) == (0, b"abc")
-        call = dead(sandbox.exec.run("true"))
+        call = going(sandbox.exec.run("true"))
         flood = (struct.pack(">IBI", 5 + 64, FrameType.PING, 0) + bytes(64)) * 10_000
         with pytest.raises((ConnectionError, EOFError)):
             async with asyncio.timeout(30):
@@ -429,7 +429,7 @@ async def test_pings_are_answered_and_a_flood_of_them_is_bounded() -> None:
 
 async def test_a_guest_that_never_answers_is_pinged_and_then_lost() -> None:
     async with connected(HASTY) as (peer, sandbox, _):
-        call = dead(sandbox.exec.run("sleep"))
+        call = going(sandbox.exec.run("sleep"))
         await request(peer)
         await peer.expect(FrameType.PING)
         await lost(call, "silent")
@@ -437,7 +437,7 @@ async def test_a_guest_that_never_answers_is_pinged_and_then_lost() -> None:
 
 async def test_a_guest_that_answers_pings_may_take_its_time() -> None:
     async with connected(HASTY) as (peer, sandbox, _):
-        call = dead(sandbox.exec.run("sleep"))
+        call = going(sandbox.exec.run("sleep"))
         stream = await request(peer)
         for _ in range(6):
             await peer.send(FrameType.PONG, 0, payload=(await peer.expect(FrameType.PING))[1])
@@ -447,10 +447,10 @@ async def test_a_guest_that_answers_pings_may_take_its_time() -> None:
 
 async def test_a_command_far_beyond_its_deadline_means_that_the_guest_is_lost() -> None:
     async with connected(HASTY) as (peer, sandbox, _):
-        call = dead(sandbox.exec.run("sleep", deadline_ms=10, grace_ms=10))
+        call = going(sandbox.exec.run("sleep", deadline_ms=10, grace_ms=10))
         await request(peer)
         began = time.monotonic()
-        keep = dead(chatter(peer))
+        keep = going(chatter(peer))
         await lost(call, "deadline")
         assert 0.1 < time.monotonic() - began < 2
         keep.cancel()
@@ -464,14 +464,14 @@ async def chatter(peer: Peer) -> None:
 
 async def test_a_file_operation_without_progress_ends_and_the_guest_is_told() -> None:
     async with connected(HASTY) as (peer, sandbox, _):
-        call = dead(sandbox.files.stat("a"))
+        call = going(sandbox.files.stat("a"))
         stream = await request(peer)
-        keep = dead(chatter(peer))
+        keep = going(chatter(peer))
         with pytest.raises(DeadlinePassed, match="fs.stat"):
             await asyncio.wait_for(call, BOUND_S)
         assert await peer.expect(FrameType.CANCEL) == (stream, {"grace_ms": 2000})
         await peer.refuse(stream, "cancelled")
-        call = dead(sandbox.files.stat("a"))
+        call = going(sandbox.files.stat("a"))
         await peer.send(FrameType.RESPONSE, await request(peer), ENTRY)
         assert (await call).size == 1
         keep.cancel()
@@ -480,11 +480,11 @@ async def test_a_file_operation_without_progress_ends_and_the_guest_is_told() ->
 async def test_a_slow_reader_is_not_a_silent_guest() -> None:
     async with connected(HASTY) as (peer, sandbox, _):
         reading = sandbox.files.read_stream("a")
-        first = dead(anext(reading))
+        first = going(anext(reading))
         stream = await request(peer)
         await peer.data(stream, 1, b"one")
         assert await first == b"one"
-        keep = dead(chatter(peer))
+        keep = going(chatter(peer))
         await asyncio.sleep(2 * HASTY.quiet)
         await peer.data(stream, 1, b"two")
         await peer.respond(stream, size=6, version=VERSION, length=6)
@@ -498,7 +498,7 @@ async def test_a_slow_reader_is_not_a_silent_guest() -> None:
 async def test_a_guest_that_dies_loses_every_call() -> None:
     async with connected() as (peer, sandbox, _):
         running = sandbox.exec.stream("x")
-        calls = [dead(sandbox.exec.run("true")), dead(sandbox.files.write("a", bytes(3 * WINDOW))), dead(running.result())]
+        calls = [going(sandbox.exec.run("true")), going(sandbox.files.write("a", bytes(3 * WINDOW))), going(running.result())]
         for _ in calls:
             while (await peer.frame())[0] != FrameType.REQUEST:
                 pass
@@ -511,7 +511,7 @@ async def test_a_guest_that_dies_loses_every_call() -> None:
 
 async def test_closing_is_safe_to_repeat_and_loses_open_calls() -> None:
     async with connected() as (peer, sandbox, client):
-        call = dead(sandbox.exec.run("true"))
+        call = going(sandbox.exec.run("true"))
         await request(peer)
         await client.close()
         await client.close()
@@ -524,7 +524,7 @@ async def test_closing_is_safe_to_repeat_and_loses_open_calls() -> None:
 
 async def test_a_cancelled_task_waits_for_the_end_of_its_command() -> None:
     async with connected() as (peer, sandbox, client):
-        call = dead(sandbox.exec.run("sleep", grace_ms=70))
+        call = going(sandbox.exec.run("sleep", grace_ms=70))
         stream = await request(peer)
         call.cancel()
         assert await peer.expect(FrameType.CANCEL) == (stream, {"grace_ms": 70})
@@ -537,7 +537,7 @@ async def test_a_cancelled_task_waits_for_the_end_of_its_command() -> None:
 
 async def test_a_cancelled_task_does_not_wait_for_ever() -> None:
     async with connected(HASTY) as (peer, sandbox, client):
-        call = dead(sandbox.exec.run("sleep", grace_ms=0))
+        call = going(sandbox.exec.run("sleep", grace_ms=0))
         await request(peer)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -549,7 +549,7 @@ async def test_a_cancelled_task_does_not_wait_for_ever() -> None:
 
 async def test_a_job_whose_start_was_cancelled_too_late_is_ended() -> None:
     async with connected() as (peer, sandbox, _):
-        call = dead(sandbox.exec.start("sleep"))
+        call = going(sandbox.exec.start("sleep"))
         stream = await request(peer)
         call.cancel()
         await peer.expect(FrameType.CANCEL)
@@ -564,7 +564,7 @@ async def test_a_job_whose_start_was_cancelled_too_late_is_ended() -> None:
 async def test_a_stream_that_is_dropped_cancels_its_command() -> None:
     async with connected() as (peer, sandbox, _):
         running = sandbox.exec.stream("yes")
-        first = dead(anext(aiter(running)))
+        first = going(anext(aiter(running)))
         stream = await request(peer)
         await peer.data(stream, 1, b"y\n")
         assert (await first).data == b"y\n"
@@ -575,11 +575,11 @@ async def test_a_stream_that_is_dropped_cancels_its_command() -> None:
 async def test_a_reader_that_stops_early_still_gets_the_result() -> None:
     async with connected() as (peer, sandbox, _):
         running = sandbox.exec.stream("yes")
-        first = dead(anext(aiter(running)))
+        first = going(anext(aiter(running)))
         stream = await request(peer)
         await peer.data(stream, 1, b"y\n")
         await first
-        result = dead(running.result())
+        result = going(running.result())
         await asyncio.sleep(0)
         for _ in range(2 * WINDOW // MAX_DATA):
             await peer.data(stream, 1, b"y" * MAX_DATA)
@@ -591,7 +591,7 @@ async def test_a_reader_that_stops_early_still_gets_the_result() -> None:
 
 async def test_callers_wait_while_256_streams_are_open() -> None:
     async with connected() as (peer, sandbox, client):
-        calls = [dead(sandbox.exec.run("true")) for _ in range(300)]
+        calls = [going(sandbox.exec.run("true")) for _ in range(300)]
         streams = [await request(peer) for _ in range(256)]
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(peer.frame(), 0.02)
@@ -605,7 +605,7 @@ async def test_callers_wait_while_256_streams_are_open() -> None:
 
 async def test_waiting_callers_are_lost_with_the_rest() -> None:
     async with connected() as (peer, sandbox, _):
-        calls = [dead(sandbox.exec.run("true")) for _ in range(300)]
+        calls = [going(sandbox.exec.run("true")) for _ in range(300)]
         await request(peer)
         peer.sock.close()
         for call in calls:
@@ -625,6 +625,24 @@ async def test_a_kill_by_the_memory_limit_is_told_apart(confirmed: bool, code: i
 
     async with connected() as (peer, _, client):
         sandbox = GuestSandbox(client, aclose=nothing, oom_check=check)
-        call = dead(sandbox.exec.run("hog"))
+        call = going(sandbox.exec.run("hog"))
         await peer.respond(await request(peer), **RESULT | {"cause": "signal", "exit_code": code, "signal": code - 128})
         assert (await call).cause is cause
+
+
+async def test_the_memory_limit_is_asked_once_for_each_job() -> None:
+    asked = iter([True, False])
+
+    async def check() -> bool:
+        return next(asked)
+
+    async def nothing() -> None:
+        return
+
+    async with connected() as (peer, _, client):
+        sandbox = GuestSandbox(client, aclose=nothing, oom_check=check)
+        killed = RESULT | {"cause": "signal", "exit_code": 137, "signal": 9}
+        for job, cause in ((1, Cause.OOM), (1, Cause.OOM), (2, Cause.SIGNAL)):
+            call = going(sandbox.exec.job(job).wait())
+            await peer.respond(await request(peer), **killed | {"job": job})
+            assert (await call).cause is cause

@@ -48,7 +48,9 @@ class Timing:
 
     tick: float = 1.0
     ping_after: float = 15.0
-    lost_after: float = 60.0
+    """Of silence, while a request is open."""
+    answer_within: float = 45.0
+    """Of a ping; a guest that says nothing by then is lost."""
     quiet: float = 60.0
     """That a file operation may go without progress."""
     margin: float = 10.0
@@ -75,7 +77,7 @@ class GuestClient:
         self._outbox = Outbox(channel, self._task, self._channel_ended)
         self._send = self._outbox.send
         self._heard = self._loop.time()
-        self._pinged = False
+        self._pinged: float | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._lost: str | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -337,7 +339,7 @@ class GuestClient:
         for call in [call for call in self._calls.values() if call.overdue(now)]:
             self._overdue(call)
         if self._calls:
-            self._listen(now - self._heard)
+            self._listen(now)
         if self._calls:
             self._watch = self._loop.call_later(self.timing.tick, self._tick)
 
@@ -349,14 +351,14 @@ class GuestClient:
             call.fail(DeadlinePassed(operation=plan.operation, seconds=plan.patience.quiet_s))
             self.cancel(call)
 
-    def _listen(self, quiet: float) -> None:
-        if quiet < self.timing.ping_after:
-            self._pinged = False
-        elif quiet >= self.timing.lost_after:
-            self._lose(f"the guest was silent for {quiet:.0f} s")
-        elif not self._pinged:
-            self._pinged = True
+    def _listen(self, now: float) -> None:
+        if now - self._heard < self.timing.ping_after:
+            self._pinged = None
+        elif self._pinged is None:
+            self._pinged = now
             self._send(encode(FrameType.PING, 0))
+        elif now - self._pinged >= self.timing.answer_within:
+            self._lose(f"the guest was silent for {now - self._heard:.0f} s")
 
     # Ending
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
@@ -33,6 +34,9 @@ OomCheck = Callable[[], Awaitable[bool]]
 """Tells whether the memory limit has killed something since it was last asked."""
 
 _KILLED: Final = 137
+"""The code of a death by SIGKILL, the leader's own or, through a shell, that of its child."""
+_REMEMBERED: Final = 64
+"""Jobs known to have died by the memory limit; the guest keeps no more finished ones."""
 _LAST_SIGNAL: Final = 64
 _LANES: Final = {Stream.STDOUT: Lane.OUTPUT, Stream.STDERR: Lane.ERRORS}
 _QUICK: Final = Patience(quiet_s=60.0)
@@ -44,6 +48,7 @@ class GuestExec:
     def __init__(self, client: GuestClient, oom_check: OomCheck | None = None) -> None:
         self._client = client
         self._oom_check = oom_check
+        self._oom_jobs: deque[int] = deque(maxlen=_REMEMBERED)
 
     async def run(
         self,
@@ -124,7 +129,11 @@ class GuestExec:
     async def _judged(self, result: ExecResult) -> ExecResult:
         if result.exit_code != _KILLED or result.cause not in (Cause.SIGNAL, Cause.EXIT) or self._oom_check is None:
             return result
-        return replace(result, cause=Cause.OOM) if await self._oom_check() else result
+        if result.job not in self._oom_jobs:
+            if not await self._oom_check():
+                return result
+            self._oom_jobs.append(result.job)
+        return replace(result, cause=Cause.OOM)
 
 
 class GuestJob:
