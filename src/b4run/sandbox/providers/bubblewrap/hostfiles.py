@@ -42,13 +42,14 @@ class Link:
     target: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Etc:
     """The content of /etc: paths below it to bytes or symlinks, and the host's folders to bind into it."""
 
     entries: Mapping[str, bytes | Link]
     bound: tuple[str, ...]
 
+    @functools.cached_property
     def digest(self) -> str:
         digest = hashlib.sha256()
         for path, entry in sorted(self.entries.items()):
@@ -125,7 +126,7 @@ def _public(path: Path) -> Iterator[tuple[str, bytes | Link]]:
 
 def materialise(content: Etc, folder: Path) -> Path:
     """Return a folder below `folder` that holds `content`; made when it is not there yet."""
-    target = folder / f"etc-{content.digest()}"
+    target = folder / f"etc-{content.digest}"
     if target.is_dir():
         return target
     draft = folder / f".etc-{secrets.token_hex(4)}"

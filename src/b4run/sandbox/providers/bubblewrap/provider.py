@@ -22,7 +22,7 @@ from b4run.sandbox.guest.jobs import OomCheck
 from b4run.sandbox.guest.stream_channel import SocketChannel
 from b4run.sandbox.policy import Allow, SandboxPolicy
 from b4run.sandbox.providers.bubblewrap import cgroups, controls
-from b4run.sandbox.providers.bubblewrap.bwrap import find_bubblewrap
+from b4run.sandbox.providers.bubblewrap.bwrap import Bubblewrap, find_bubblewrap
 from b4run.sandbox.providers.bubblewrap.cgroups import CgroupFailed, Group
 from b4run.sandbox.providers.bubblewrap.compute import start
 from b4run.sandbox.providers.bubblewrap.hostfiles import etc, materialise
@@ -80,6 +80,10 @@ class BubblewrapProvider:
     @functools.cached_property
     def _pasta(self) -> str | None:
         return find_pasta()
+
+    @functools.cached_property
+    def _bubblewrap(self) -> Bubblewrap:
+        return find_bubblewrap(self._bwrap)
 
     async def acquire(self, thread_id: str, policy: SandboxPolicy) -> GuestSandbox:
         """Return the thread's sandbox, started if there is none or if it was lost.
@@ -177,7 +181,7 @@ class BubblewrapProvider:
         network = isinstance(policy.network, Allow)
         content = etc(user.uid, user.gid, network=network)
         return Place(
-            bubblewrap=find_bubblewrap(self._bwrap),
+            bubblewrap=self._bubblewrap,
             guest=guest_binary(),
             workspace=folder.workspace,
             etc=materialise(content, self._state.path),
