@@ -99,7 +99,19 @@ def test_hit(command):
     assert denial(command, RULES)[0] is Hit.YES
 
 
-@pytest.mark.parametrize("command", ["r\\\nm x", "ls\nrm", "cat <<E\n$(rm)\nE", "if a\nthen\n rm\nfi", "echo \\\n && rm", "# note\nrm x"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "r\\\nm x",
+        "ls\nrm",
+        "cat <<E\n$(rm)\nE",
+        "if a\nthen\n rm\nfi",
+        "echo \\\n && rm",
+        "# note\nrm x",
+        "python3 - <<'E'\nos.system('rm x')\nE",
+        "echo 'system(\"rm\")' | perl",
+    ],
+)
 def test_hit_across_lines(command):
     assert denial(command, RULES) == (Hit.YES, "rm")
 
@@ -121,6 +133,7 @@ def test_hit_across_lines(command):
         "echo $((1 + 1)) ${x:-y}",
         "[[ -f x ]] && ls",
         "sh run.sh",
+        "python3 - <<'E'\nprint(1)\nE",
         "python -m pytest",
         "cat <<E\nrm\nE",
         "",

@@ -27,6 +27,8 @@ WRAPPERS = EVALUATORS | frozenset(
         "doas",
         "env",
         "exec",
+        "fd",
+        "fdfind",
         "ionice",
         "ld-linux-x86-64.so.2",
         "ltrace",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from b4run.permissions.grammar import Parsed, Unreadable, nodes, parse, read_script
-from b4run.permissions.programs import EVALUATORS, WRAPPERS, base_name, is_find, is_shell, runs_text
+from b4run.permissions.programs import EVALUATORS, WRAPPERS, base_name, is_find, is_runtime, is_shell, runs_text
 from b4run.permissions.words import Word, read_word
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class CommandSearch:
         """Something runs whose name cannot be told from the text."""
         self._commands: list[tuple[str, ...]] = []
         self._loose: list[list[str]] = []
+        self._code_from_input = False
         self._readings = 0
         self._started = time.monotonic()
 
@@ -43,10 +44,10 @@ class CommandSearch:
         parsed = parse(text)
         if parsed is None or not parsed.sound:
             self.uncertain = self.uncertain or shell
-        if not _strict(parsed):
-            self._loose.append(_tokens(text))
         if parsed is not None:
             self._read_tree(parsed, nested)
+        if self._code_from_input or not _strict(parsed):
+            self._loose.append(_tokens(text))
         if "\\\n" in text:
             self.read(text.replace("\\\n", ""), nested=nested + 1, shell=shell)
 
@@ -85,6 +86,8 @@ class CommandSearch:
             self._follow_wrapper(program, arguments, nested)
         if runs_text(name):
             self._loose.extend(_tokens(word.value) for word in arguments)
+        if is_runtime(name) and all(word.value.startswith("-") for word in arguments):
+            self._code_from_input = True
 
     def _follow_shell(self, program: str, arguments: list[Word], nested: int) -> None:
         if program in ("busybox", "toybox"):
