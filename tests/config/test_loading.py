@@ -178,7 +178,9 @@ def test_types_and_bounds_are_named_with_the_value(tmp_path: Path, block: str, k
 
 
 def test_rules_that_could_never_match_are_named(tmp_path: Path) -> None:
-    found = faults(tmp_path, "config = {'permissions': {'allow': {'readFile': ['etc/'], 'bash': ['', 'npm test']}, 'deny': {'tool': [' ']}}}")
+    found = faults(
+        tmp_path, "config = {'permissions': {'allow': {'readFile': ['etc/'], 'bash': ['', 'npm test']}, 'deny': {'tool': [' ']}}}"
+    )
     assert list(found) == ["permissions.allow", "permissions.deny"]
     assert "readFile[0]: 'etc/' must be absolute" in found["permissions.allow"]
     assert "bash[0]: '' is blank" in found["permissions.allow"]

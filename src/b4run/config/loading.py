@@ -12,8 +12,9 @@ from b4run.config.models import Config
 from b4run.config.render import issues_of
 from b4run.config.rules import rule_issues
 from b4run.config.source import load_source
-from b4run.errors import AppFileBroken, AppInvalid, ConfigurationError
+from b4run.errors import AppFileBroken, AppInvalid, B4Error, ConfigurationError
 from b4run.sandbox.contract import Severity
+from b4run.sandbox.paths import paths_relative_to
 from b4run.strict import Fault, collect_faults
 
 CONFIG_FILE = "b4_config.py"
@@ -53,11 +54,13 @@ def load_config(root: Path) -> LoadedConfig:
     path = root.resolve() / CONFIG_FILE
     if not path.is_file():
         raise AppInvalid(reason=f"{root} has no {CONFIG_FILE}")
-    with collect_faults(str(path)) as faults:
+    with collect_faults(str(path)) as faults, paths_relative_to(path.parent):
         try:
             bound = getattr(load_source(path, path.parent), "config", None)
-        except AppFileBroken:
+        except AppFileBroken as broken:
             _refuse(faults)
+            if isinstance(broken.__cause__, B4Error):
+                raise ConfigInvalid([_refused_by(broken.__cause__, broken)]) from broken
             raise
         config = bound if isinstance(bound, Config) else _from_mapping(bound, faults)
     _refuse(faults)
@@ -76,6 +79,11 @@ def _from_mapping(bound: Any, faults: list[Fault]) -> Config:
         message = f"{found}; it must be a `Config(...)` or a dict with the same keys"
         raise ConfigInvalid([Issue(Severity.ERROR, ConfigurationError.code, "config", message, ConfigurationError.hint, CONFIG_FILE)])
     return Config()
+
+
+def _refused_by(error: B4Error, broken: AppFileBroken) -> Issue:
+    """What the file called said no: its own words are the finding."""
+    return Issue(Severity.ERROR, error.code, "", error.message, error.remedy, broken.fields["file"], broken.fields["line"])
 
 
 def _refuse(faults: list[Fault]) -> None:

