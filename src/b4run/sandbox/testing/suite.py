@@ -1,0 +1,82 @@
+"""The conformance suite: what every provider is put through, as a class for pytest.
+
+    TestMine = run_provider_conformance(name="mine", make_provider=lambda: my_sandbox(scope="conformance"))
+
+Cases are functions in `conformance/`, grouped by module and chosen by the provider's capabilities. Their ids name the fault of the
+survey that they guard against, where one applies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from importlib import import_module
+
+from b4run.sandbox.contract import Capability, SandboxProvider
+from b4run.sandbox.testing.trial import Case, KillGuest, Trial, cases_of
+
+GROUPS = (
+    "lifecycle",
+    "identity",
+    "files_basic",
+    "files_write",
+    "files_paths",
+    "files_names",
+    "files_links",
+    "files_escape",
+    "listing",
+    "commands",
+    "output",
+    "stdin",
+    "endings",
+    "trees",
+    "jobs",
+    "environment",
+    "load",
+    "faults",
+)
+"""The modules of `conformance/`."""
+
+_PACKAGE = f"{__package__}.conformance"
+
+
+def run_provider_conformance(
+    *,
+    name: str,
+    make_provider: Callable[[], SandboxProvider],
+    capabilities: Collection[Capability] | None = None,
+    kill_guest: KillGuest | None = None,
+    groups: Iterable[str] = GROUPS,
+) -> type:
+    """Return a test class with one test for each case that applies; bind it to a module-level name that starts with `Test`.
+
+    `make_provider` gives a provider on the same scope and storage each time. Without `capabilities` it is called once, now, to learn
+    what it declares. `kill_guest` ends a handle's guest from outside, as a crash would; without it the cases of faults are left out.
+    """
+    import pytest
+
+    pytest.register_assert_rewrite(_PACKAGE)
+    declared = frozenset(make_provider().capabilities if capabilities is None else capabilities)
+    chosen = [case for group in groups for case in cases_of(import_module(f"{_PACKAGE}.{group}")) if case.applies(declared, kill_guest)]
+
+    def test(self: object, case: Case) -> None:
+        asyncio.run(_try(case, Trial(make_provider, kill_guest)))
+
+    parametrized = pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in chosen])(test)
+    return type(f"Test{name.capitalize()}Conformance", (), {"test": parametrized, "__doc__": f"Provider {name!r} keeps the contract."})
+
+
+async def _try(case: Case, trial: Trial) -> None:
+    """Run one case and remove what it made; report a failure of either, or of both together."""
+    failures: list[Exception] = []
+    steps: list[tuple[Callable[[], Awaitable[None]], float]] = [(lambda: case.body(trial), case.limit_s), (trial.clean_up, 60.0)]
+    for step, limit in steps:
+        try:
+            async with asyncio.timeout(limit):
+                await step()
+        except Exception as error:  # noqa: BLE001 - raised below, with the other step's
+            failures.append(error)
+    if len(failures) > 1:
+        raise ExceptionGroup("the case and its clean-up failed", failures)
+    if failures:
+        raise failures[0]
