@@ -18,7 +18,7 @@ from b4run.cli.main import main
 PYTHON = [sys.executable, "-m", "b4run.cli"]
 """`b4` as a process of its own, from whatever place this b4run was imported."""
 
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(str(b4run.__file__)).parents[1])}
+ENVIRONMENT = {**os.environ} | {"PYTHONPATH": str(Path(str(b4run.__file__)).parents[1])}
 
 
 @dataclass(frozen=True)

@@ -298,6 +298,27 @@ def test_a_raising_file_gives_file_line_and_reason(tmp_path: Path, body: str, li
     assert (broken.value.code, broken.value.message) == ("B4_E5001", f"{place}: {reason}")
 
 
+def test_a_provider_that_refuses_its_options_is_a_finding_with_its_line(tmp_path: Path) -> None:
+    body = "from b4run.sandbox import bubblewrap_sandbox\nconfig = Config(sandbox=Sandbox(provider=bubblewrap_sandbox(scope=' ')))\n"
+    with pytest.raises(ConfigInvalid) as refused:
+        load(tmp_path, body)
+    (issue,) = refused.value.issues
+    assert (issue.code, issue.file, issue.line) == ("B4_E1002", "b4_config.py", HEADER.count("\n") + 2)
+    assert issue.message.startswith("`scope` must not be blank")
+
+
+def test_paths_of_a_provider_are_relative_to_the_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    body = """
+    from pathlib import Path
+    from b4run.sandbox.paths import provider_path
+    config = Config(app_dir=provider_path(Path(".b4")).parent.name)
+    """
+    assert load(tmp_path, body).config.app_dir == tmp_path.name
+
+
 @pytest.mark.parametrize(
     ("body", "found"),
     [("", "binds no `config`"), ("config = 3", "`config` is of type int"), ("config = {1: 2}", "`config` is of type dict")],
