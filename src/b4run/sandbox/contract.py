@@ -7,6 +7,8 @@ surrogate escapes (`os.fsdecode`). All limits are in the units of their names.
 
 from __future__ import annotations
 
+import codecs
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,6 +21,8 @@ WORKSPACE_ROOT = "/workspace"
 
 DEFAULT_OUTPUT_LIMIT = 1_048_576
 """Bytes of each output stream that a result keeps: half of it the beginning, half the end."""
+
+_CUT_CHARACTER = re.compile(rb"\A[\x80-\xbf]{1,3}")
 
 
 class Capability(StrEnum):
@@ -74,11 +78,12 @@ class Output:
 
     @property
     def text(self) -> str:
-        """UTF-8 with U+FFFD for what is not; a line of its own says how much is missing."""
+        """UTF-8 with U+FFFD for what is not; a line of its own says how much is missing. A character cut in two is left out."""
         if not self.truncated:
             return self.data.decode(errors="replace")
         missing = self.total - len(self.head) - len(self.tail)
-        head, tail = self.head.decode(errors="replace"), self.tail.decode(errors="replace")
+        head = codecs.getincrementaldecoder("utf-8")("replace").decode(self.head)
+        tail = _CUT_CHARACTER.sub(b"", self.tail).decode(errors="replace")
         return f"{head}\n[... {missing} bytes left out ...]\n{tail}"
 
 
@@ -326,7 +331,9 @@ class FileBackend(Protocol):
     ) -> FileContent:
         """Return bytes; `too_large` when the file is over `max_size`."""
 
-    async def read_lines(self, path: str, *, first: int = 1, last: int | None = None, limit: int = 262_144, beyond: bool = False) -> FileLines:
+    async def read_lines(
+        self, path: str, *, first: int = 1, last: int | None = None, limit: int = 262_144, beyond: bool = False
+    ) -> FileLines:
         """Return whole lines of a file of any size; `bad_range` beyond its end, `too_large` when they are over `limit` bytes."""
 
     def read_stream(self, path: str, *, offset: int = 0) -> AsyncIterator[bytes]:

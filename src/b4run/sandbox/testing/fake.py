@@ -112,6 +112,10 @@ class FakeProvider:
             self._trees[thread_id] = MemoryTree(self._outside)
         return self._trees[thread_id]
 
+    def handle(self, thread_id: str) -> FakeHandle:
+        """Return the thread's present compute. Raises KeyError when there is none."""
+        return self._handles[thread_id]
+
     def lose(self, thread_id: str) -> None:
         """End the thread's compute as a crash would: calls under way and later ones on it raise `SandboxLost`; files stay."""
         if thread_id in self._handles:
