@@ -20,11 +20,11 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use rustix::event::{poll, PollFd, PollFlags};
-use rustix::fs::{Dev, FileType, Gid, Mode, OFlags, Uid, CWD};
-use rustix::mount::{mount, mount_bind_recursive, mount_change, MountFlags, MountPropagationFlags};
-use rustix::process::{pidfd_open, Pid, PidfdFlags, Resource, Rlimit, Signal};
-use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid, UnshareFlags};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{CWD, Dev, FileType, Gid, Mode, OFlags, Uid};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind_recursive, mount_change};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, pidfd_open};
+use rustix::thread::{UnshareFlags, set_thread_gid, set_thread_groups, set_thread_uid};
 
 const USAGE: i32 = 64;
 const UNAVAILABLE: i32 = 69;
@@ -71,7 +71,7 @@ struct Options {
 }
 
 /// Run with the words behind `launch`; returns the exit code unless the process became the command.
-pub fn run(arguments: Vec<OsString>) -> i32 {
+pub fn main(arguments: &[OsString]) -> i32 {
     let Some(options) = parse(arguments) else {
         eprintln!("b4-guest launch: bad arguments");
         return USAGE;
@@ -85,9 +85,9 @@ pub fn run(arguments: Vec<OsString>) -> i32 {
     }
 }
 
-fn parse(arguments: Vec<OsString>) -> Option<Options> {
+fn parse(arguments: &[OsString]) -> Option<Options> {
     let mut options = Options::default();
-    let mut words = arguments.into_iter();
+    let mut words = arguments.iter().cloned();
     loop {
         let word = words.next()?;
         match word.to_str()? {
@@ -368,7 +368,7 @@ mod tests {
 
     #[test]
     fn options_end_at_the_command() {
-        let options = parse(words("--uid 70 --stage /srv/a work --rlimit nproc 9 -- bwrap --uid 1000")).unwrap();
+        let options = parse(&words("--uid 70 --stage /srv/a work --rlimit nproc 9 -- bwrap --uid 1000")).unwrap();
         assert_eq!(options.uid, Some(70));
         assert_eq!(options.stages, [(PathBuf::from("/srv/a"), PathBuf::from("/tmp/work"))]);
         assert_eq!(options.command, words("bwrap --uid 1000"));
@@ -377,7 +377,7 @@ mod tests {
     #[test]
     fn what_is_not_understood_is_refused() {
         for text in ["", "--", "--uid x -- true", "--uid", "--rlimit fsize 1 -- true", "--unknown -- true", "true"] {
-            assert!(parse(words(text)).is_none(), "{text}");
+            assert!(parse(&words(text)).is_none(), "{text}");
         }
     }
 }

@@ -23,9 +23,9 @@ _PROBE = (
     """
 while read -r name value; do echo "$name $value"; done < /proc/self/status
 for kind in cgroup ipc mnt net pid user uts; do echo "ns.$kind $(readlink /proc/self/ns/$kind)"; done
-if : > /b4-probe; then echo "root writable"; else echo "root read-only"; fi
-if : > /usr/b4-probe; then echo "usr writable"; else echo "usr read-only"; fi
-if : < /etc/shadow; then echo "shadow readable"; else echo "shadow hidden"; fi
+if true > /b4-probe; then echo "root writable"; else echo "root read-only"; fi
+if true > /usr/b4-probe; then echo "usr writable"; else echo "usr read-only"; fi
+if true < /etc/shadow; then echo "shadow readable"; else echo "shadow hidden"; fi
 while read -r name rest; do case $name in *:) echo "interface.$name" ;; esac; done < /proc/net/dev
 """
     + "exit 0"
