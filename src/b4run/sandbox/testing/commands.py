@@ -86,11 +86,18 @@ class FakeRun:
     ended_by: tuple[Cause, int] | None = None
     streams: dict[Stream, bytes] = field(default_factory=dict)
 
-    async def end(self, cause: Cause, number: int) -> None:
+    async def end(self, cause: Cause, signal: int) -> None:
         if not self.task.done():
-            self.ended_by = (cause, number)
+            self.ended_by = (cause, signal)
             self.task.cancel()
             await asyncio.wait({self.task})
+
+    def result(self) -> ExecResult:
+        """Return the result once the task is done; raise what the answer raised."""
+        if self.ended_by is not None and self.task.cancelled():
+            cause, signal = self.ended_by
+            return ExecResult(_SIGNALLED + signal, cause, signal, job=self.number)
+        return self.task.result()
 
 
 class FakeExec:
@@ -213,11 +220,6 @@ class FakeExec:
                 cause = Cause.EXIT if signal is None else Cause.SIGNAL
         except TimeoutError:
             cause = Cause.TIMEOUT
-        except asyncio.CancelledError:
-            ended_by = self._runs[number].ended_by if number in self._runs else None
-            if ended_by is None:
-                raise
-            cause, signal = ended_by
         run = self._runs[number]
         out, err = _octets(answer.stdout), _octets(answer.stderr)
         run.streams = {Stream.STDOUT: out + err if merge else out, Stream.STDERR: b"" if merge else err}
@@ -234,7 +236,7 @@ class FakeExec:
             raise self._compute.loss()
         if not run.task.done():
             raise DeadlinePassed(operation=f"job {run.number}", seconds=timeout or 0)
-        return run.task.result()
+        return run.result()
 
 
 class FakeJob:
@@ -292,10 +294,9 @@ class FakeStream:
 
 
 def _info(run: FakeRun) -> JobInfo:
-    done = run.task.done() and not run.task.cancelled()
-    result = run.task.result() if done else None
-    text = run.command if isinstance(run.command, str) else " ".join(map(str, run.command))
     running = not run.task.done()
+    result = None if running else run.result()
+    text = run.command if isinstance(run.command, str) else " ".join(map(str, run.command))
     cause, code = (result.cause, result.exit_code) if result else (None, None)
     return JobInfo(run.number, run.number, running, running, run.started_ms, cause, code, text)
 

@@ -9,6 +9,7 @@ survey that they guard against, where one applies.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from importlib import import_module
 
@@ -39,6 +40,10 @@ GROUPS = (
 
 _PACKAGE = f"{__package__}.conformance"
 
+if "pytest" in sys.modules:
+    # Before any case is imported, so that a failed assertion shows its values.
+    sys.modules["pytest"].register_assert_rewrite(_PACKAGE)
+
 
 def run_provider_conformance(
     *,
@@ -55,18 +60,17 @@ def run_provider_conformance(
     """
     import pytest
 
-    pytest.register_assert_rewrite(_PACKAGE)
     declared = frozenset(make_provider().capabilities if capabilities is None else capabilities)
     chosen = [case for group in groups for case in cases_of(import_module(f"{_PACKAGE}.{group}")) if case.applies(declared, kill_guest)]
 
     def test(self: object, case: Case) -> None:
-        asyncio.run(_try(case, Trial(make_provider, kill_guest)))
+        asyncio.run(attempt(case, Trial(make_provider, kill_guest)))
 
     parametrized = pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in chosen])(test)
     return type(f"Test{name.capitalize()}Conformance", (), {"test": parametrized, "__doc__": f"Provider {name!r} keeps the contract."})
 
 
-async def _try(case: Case, trial: Trial) -> None:
+async def attempt(case: Case, trial: Trial) -> None:
     """Run one case and remove what it made; report a failure of either, or of both together."""
     failures: list[Exception] = []
     steps: list[tuple[Callable[[], Awaitable[None]], float]] = [(lambda: case.body(trial), case.limit_s), (trial.clean_up, 60.0)]

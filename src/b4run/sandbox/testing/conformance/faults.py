@@ -71,6 +71,8 @@ async def nothing_of_a_killed_sandbox_runs_on(trial: Trial) -> None:
     await sandbox.exec.start("(setsid sh -c 'while :; do echo x >> ticks; sleep 0.05; done' &)")
     await sh(sandbox, "until [ -s ticks ]; do sleep 0.02; done")
     await trial.kill(sandbox)
+    with pytest.raises(SandboxLost):
+        await sandbox.exec.run("true")
     again = await trial.sandbox(thread_id=thread)
     first, second = (await sh(again, "wc -c < ticks; sleep 0.3; wc -c < ticks")).split()
     assert first == second
