@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -138,3 +139,24 @@ def test_a_state_directory_of_somebody_else_is_refused(tmp_path):
     os.chown(tmp_path / "sandboxes", 65534, 65534)
     with pytest.raises(StateUnusable, match="uid 65534"):
         State(tmp_path / "sandboxes", "test").prepare()
+
+
+def test_removals_that_others_left_are_finished_but_not_those_in_use(state):
+    for name in (NAME, "b" * 40):
+        state.open(name, "t").workspace.joinpath("old").write_text("x")
+        state.bury(name)
+    busy = state.hold("b" * 40, "t")
+    state.tidy()
+    assert [path.name[:46] for path in state.path.glob(".gone-*")] == [f".gone-{'b' * 40}"]
+    assert not (state.path / "locks" / NAME).exists()
+    busy.close()
+    state.tidy()
+    assert list(state.path.glob(".gone-*")) == []
+
+
+def test_a_draft_of_a_dead_process_is_dropped_and_one_in_the_making_is_not(state):
+    for name, age in ((".new-old", 7_200), (".new-young", 0)):
+        (state.path / name / "workspace").mkdir(parents=True)
+        os.utime(state.path / name, (time.time() - age, time.time() - age))
+    state.tidy()
+    assert [path.name for path in state.path.glob(".new-*")] == [".new-young"]

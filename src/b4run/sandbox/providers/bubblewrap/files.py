@@ -5,8 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -84,6 +85,14 @@ def _remove_files(folder: int) -> list[bytes]:
         else:
             os.unlink(name, dir_fd=folder)
     return folders
+
+
+def remove_older(folder: Path, pattern: str, seconds: float) -> None:
+    """Remove the folders in `folder` that match and were last touched longer ago."""
+    for path in folder.glob(pattern):
+        with suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > seconds:
+                remove_tree(path)
 
 
 def tree_bytes(root: Path) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from b4run.sandbox.providers.bubblewrap.files import remove_tree
+from b4run.sandbox.providers.bubblewrap.files import remove_older, remove_tree
 
 _PROGRAMS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
@@ -29,6 +29,8 @@ _BOUND = ("alternatives", "ssl/certs", "pki/tls/certs", "pki/ca-trust/extracted"
 _COPY_LIMIT = 1_048_576
 """Bytes of one copied file; larger ones are left out."""
 _COPIES = 2_000
+_UNUSED_SECONDS = 30 * 86_400.0
+"""After which no sandbox that started with a folder is expected to run still."""
 
 HOSTNAME = "sandbox"
 NAME_SERVER = "169.254.53.53"
@@ -125,10 +127,19 @@ def _public(path: Path) -> Iterator[tuple[str, bytes | Link]]:
 
 
 def materialise(content: Etc, folder: Path) -> Path:
-    """Return a folder below `folder` that holds `content`; made when it is not there yet."""
+    """Return a folder below `folder` that holds `content`; made when it is not there yet, removed when unused for long."""
     target = folder / f"etc-{content.digest}"
-    if target.is_dir():
-        return target
+    try:
+        os.utime(target)
+    except FileNotFoundError:
+        remove_older(folder, "etc-*", _UNUSED_SECONDS)
+        remove_older(folder, ".etc-*", _UNUSED_SECONDS)
+        _make(content, target)
+    return target
+
+
+def _make(content: Etc, target: Path) -> None:
+    folder = target.parent
     draft = folder / f".etc-{secrets.token_hex(4)}"
     draft.mkdir(mode=0o755)
     for name, entry in content.entries.items():
@@ -144,8 +155,8 @@ def materialise(content: Etc, folder: Path) -> Path:
     try:
         draft.rename(target)
     except OSError:
+        # Another process was faster.
         remove_tree(draft)
-    return target
 
 
 def _open_to_read(root: Path) -> None:

@@ -30,11 +30,16 @@ def pasta_command(path: str) -> list[str]:
     return [path, *_OPTIONS]
 
 
+def needs_own_tun() -> bool:
+    """Whether the launcher must give pasta a device node: root can, where the host's is root's alone."""
+    return os.geteuid() == 0 and os.stat(TUN).st_mode & 0o006 != 0o006
+
+
 def obstacle(pasta: str | None) -> tuple[str, str] | None:
     """Return why the network cannot be opened, with the remedy; None when it can."""
     if pasta is None:
         return "an open network needs pasta: the host's own network is never shared with a sandbox", PASTA_REMEDY
-    # Root gives pasta a device node of its own; the driver must be there all the same.
+    # Root can give pasta a node of its own; the driver must be there all the same.
     usable = os.path.exists(TUN) if os.geteuid() == 0 else os.access(TUN, os.R_OK | os.W_OK)
     if not usable:
         return f"pasta needs {TUN}, which this user cannot open", TUN_REMEDY

@@ -1,4 +1,4 @@
-"""What a sandbox is made of, as bubblewrap's and the launcher's arguments. Pure: nothing is started here.
+"""What a sandbox is made of, as bubblewrap's and the launcher's arguments. Nothing is started here.
 
 Every namespace is unshared and every capability dropped; the root is a small tmpfs that is made read-only at the end; what is writable is
 the workspace and four bounded tmpfs. Order matters: bubblewrap works through its arguments from left to right.
@@ -17,7 +17,7 @@ from b4run.sandbox.policy import SandboxPolicy, User
 from b4run.sandbox.providers.bubblewrap.bwrap import Bubblewrap
 from b4run.sandbox.providers.bubblewrap.cgroups import Group, Limits
 from b4run.sandbox.providers.bubblewrap.hostfiles import HOSTNAME, program_mounts
-from b4run.sandbox.providers.bubblewrap.network import pasta_command
+from b4run.sandbox.providers.bubblewrap.network import needs_own_tun, pasta_command
 
 STAGING = "/tmp"
 """Where the launcher binds what an unprivileged user could not reach; only it and its children see it."""
@@ -163,7 +163,7 @@ def launch_arguments(place: Place, group: Group, *, as_root: bool) -> list[str]:
     for folder, own, members in zip(group.folders, group.own, group.members, strict=True):
         arguments += ["--cgroup", str(folder / members), str(own / members)]
     if place.pasta is not None:
-        arguments += ["--tun"] if as_root else []
+        arguments += ["--tun"] if needs_own_tun() else []
         for word in pasta_command(place.pasta):
             arguments += ["--pasta", word]
     return [*arguments, "--"]

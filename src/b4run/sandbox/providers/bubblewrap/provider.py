@@ -72,7 +72,6 @@ class BubblewrapProvider:
         self._read_only_paths = tuple(_check_path(os.fspath(path)) for path in read_only_paths)
         self._held: dict[str, _Held] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._prepared = False
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -125,7 +124,7 @@ class BubblewrapProvider:
         name = resource_id(self._scope, thread_id)
         async with self._lock(name):
             await self._drop(name)
-            self._prepare()
+            self._state.prepare()
             hold = self._state.hold(name, thread_id)
             try:
                 await self._sweep_groups(hold)
@@ -135,6 +134,7 @@ class BubblewrapProvider:
                 hold.close()
                 raise
             hold.close(forget=True)
+            await asyncio.to_thread(self._state.tidy)
 
     async def aclose(self) -> None:
         """Release every thread that this provider holds."""
@@ -155,15 +155,10 @@ class BubblewrapProvider:
         """One at a time per thread; kept only while somebody uses it."""
         return self._locks.setdefault(name, asyncio.Lock())
 
-    def _prepare(self) -> None:
-        if not self._prepared:
-            self._state.prepare()
-            self._prepared = True
-
     async def _start(self, name: str, thread_id: str, policy: SandboxPolicy) -> GuestSandbox:
         for finding in controls.refusals(policy, self._pasta):
             raise SandboxUnavailable(thread_id=thread_id, reason=f"{finding.detail}. {finding.remedy}")
-        self._prepare()
+        self._state.prepare()
         async with AsyncExitStack() as undo:
             hold = self._state.hold(name, thread_id)
             undo.callback(hold.close)

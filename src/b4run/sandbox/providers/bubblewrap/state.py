@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from b4run.errors import B4Error, SandboxHeld, SandboxUnavailable
-from b4run.sandbox.providers.bubblewrap.files import remove_tree, tree_bytes, write_atomically
+from b4run.sandbox.providers.bubblewrap.files import remove_older, remove_tree, tree_bytes, write_atomically
 from b4run.sandbox.providers.bubblewrap.uids import FIRST, allocate_uid
 
 VERSION = 1
@@ -26,6 +26,8 @@ _WORKSPACE = "workspace"
 _ID_LENGTH = 40
 _TOMBSTONE = ".gone-"
 _DRAFT = ".new-"
+_DRAFT_SECONDS = 3_600.0
+"""After which nobody is still making it."""
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -187,6 +189,18 @@ class State:
         """Remove the files of the thread's tombstones, also of an interrupted removal. Blocks for as long as that takes."""
         for path in self.path.glob(f"{_TOMBSTONE}{resource_id}-*"):
             remove_tree(path)
+
+    def tidy(self) -> None:
+        """Finish removals of other threads that were interrupted, and drop drafts of processes that died. Blocks."""
+        for path in self.path.glob(f"{_TOMBSTONE}*"):
+            resource_id = path.name.removeprefix(_TOMBSTONE)[:_ID_LENGTH]
+            with suppress(SandboxHeld):
+                hold = self.hold(resource_id, resource_id)
+                try:
+                    self.sweep(resource_id)
+                finally:
+                    hold.close(forget=self.find(resource_id) is None)
+        remove_older(self.path, f"{_DRAFT}*", _DRAFT_SECONDS)
 
     def resource_ids(self) -> list[str]:
         """Every recorded thread, of every scope."""
