@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
 from b4run.errors import SandboxLost
 from b4run.sandbox import SandboxSupervisor
-from b4run.sandbox.session import State
+from b4run.sandbox.session import Session, State
 from b4run.sandbox.testing import Answer, FakeCommand, FakeProvider, fake_sandbox
 
 from .clock import ManualClock, settle
@@ -46,6 +47,22 @@ async def test_quiet_compute_is_released_and_files_stay() -> None:
         assert supervisor.status() == []
         async with supervisor.lease("t") as sandbox:
             assert (await sandbox.files.read("a")).data == b"kept"
+
+
+async def test_released_threads_are_forgotten() -> None:
+    provider, clock = fake_sandbox(), ManualClock()
+    async with supervise(provider, clock) as supervisor:
+        for number in range(50):
+            async with supervisor.lease(f"t-{number}"):
+                pass
+        assert len(kept_sessions()) == 50
+        await clock.advance(61)
+        assert kept_sessions() == []
+
+
+def kept_sessions() -> list[Session]:
+    gc.collect()
+    return [item for item in gc.get_objects() if isinstance(item, Session)]
 
 
 async def test_every_lease_starts_the_time_anew() -> None:

@@ -71,7 +71,13 @@ class Session:
     """One thread's compute and everybody's claims on it. Made and dropped by the supervisor alone."""
 
     def __init__(
-        self, provider: SandboxProvider, thread_id: str, policy: Callable[[str], SandboxPolicy], limits: Limits, clock: Clock
+        self,
+        provider: SandboxProvider,
+        thread_id: str,
+        policy: Callable[[str], SandboxPolicy],
+        limits: Limits,
+        clock: Clock,
+        forget: Callable[[Session], None],
     ) -> None:
         self.thread_id = thread_id
         self.handle: SandboxHandle | None = None
@@ -84,6 +90,7 @@ class Session:
         self._policy = policy
         self._limits = limits
         self._clock = clock
+        self._forget = forget
         self._holds = 0
         self._unheld = asyncio.Event()
         self._unheld.set()
@@ -229,7 +236,7 @@ class Session:
         """
         async with self._gate:
             if self._holds:
-                raise SandboxHeld(thread_id=self.thread_id, reason=f"{self.leases} leases are held")
+                raise SandboxHeld(thread_id=self.thread_id, reason="a lease is held")
             self._end_watch()
             self.handle = None
             self.losses_told = self.losses
@@ -280,9 +287,11 @@ class Session:
                 self._quiet_since = self._clock.now()
                 continue
             async with self._gate:
-                if not self._holds and self._quiet_since == since and await self._release_quiet():
-                    self._watch = None
-                    return
+                released = not self._holds and self._quiet_since == since and await self._release_quiet()
+            if released:
+                self._watch = None
+                self._forget(self)
+                return
 
     async def _quiet(self) -> bool:
         """Whether nothing runs in it. Doubt counts as work: quiet is not dead, and a slow answer is not quiet."""

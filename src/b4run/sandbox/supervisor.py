@@ -136,7 +136,7 @@ class SandboxSupervisor:
 
     def _session(self, thread_id: str) -> Session:
         if thread_id not in self._sessions:
-            self._sessions[thread_id] = Session(self._provider, thread_id, self._policy, self._limits, self._clock)
+            self._sessions[thread_id] = Session(self._provider, thread_id, self._policy, self._limits, self._clock, self._forget)
         return self._sessions[thread_id]
 
     async def _hold(self, thread_id: str) -> Session:
