@@ -184,3 +184,93 @@ class GrantUnknown(B4Error):
 
     code = "B4_E3001"
     hint = "`b4 permissions ls` lists them."
+
+
+class ToolScopeInvalid(AppInvalid):
+    """Route {route}: `tools.{field}` names {names}, which this agent does not have."""
+
+    code = "B4_E1001"
+    hint = "Its tools: {known}."
+
+
+class DelegationInvalid(AppInvalid):
+    """Route {route}: {reason}"""
+
+    code = "B4_E1004"
+    hint = "Register each subagent once, under a name of letters, digits, `_` and `-`; `task` hands work to them and is not a tool of theirs."
+
+
+class RouteUnknown(AppInvalid):
+    """There is no route {route!r}."""
+
+    hint = "The app's routes: {known}."
+
+
+class ModelProviderMissing(B4Error):
+    """The model {model!r} cannot be used: package {package} is not installed."""
+
+    code = "B4_E4001"
+    hint = "Install it: pip install {package}"
+
+
+class ModelUnknown(B4Error):
+    """The model {model!r} cannot be used: {reason}"""
+
+    code = "B4_E4002"
+    hint = "Name it as `provider:model`, such as `openai:gpt-5-mini`."
+
+
+class ModelFailed(B4Error):
+    """The model did not answer ({attempts} attempts): {reason}"""
+
+    code = "B4_E4003"
+    hint = "Look at the provider's status, the key in the environment, and the model's name."
+
+
+class ScriptMismatch(B4Error):
+    """The scripted model has no answer: {reason}"""
+
+    code = "B4_E4004"
+    hint = "Correct the script, or the turn that departs from it."
+
+
+class SubagentFailed(B4Error):
+    """Subagent {subagent!r} {reason}"""
+
+    code = "B4_E5003"
+    hint = "Go on without it, or hand it the work in another way."
+
+
+class StepLimitReached(B4Error):
+    """The run of {route} was ended after {steps} steps."""
+
+    code = "B4_E5004"
+    hint = "Raise `recursion_limit` of the agent, or ask for less in one turn; the thread can go on from here."
+
+
+class ResumeRefused(B4Error):
+    """The run cannot be resumed: {reason}"""
+
+    code = "B4_E5005"
+    hint = "Answer every pending prompt of the thread once, with `once`, `always` or `deny`."
+
+
+class ArgumentsRefused(B4Error):
+    """The arguments of {tool} are not valid: {reason}"""
+
+    code = "B4_E5006"
+    hint = "Correct them and call the tool again."
+
+
+class ToolFailed(B4Error):
+    """{tool} failed: {reason}"""
+
+    code = "B4_E5007"
+    hint = "Correct the call if the cause is in it; otherwise find another way."
+
+
+class EditRefused(B4Error):
+    """{path!r} was not changed: {reason}"""
+
+    code = "B4_E2007"
+    hint = "{remedy}"
