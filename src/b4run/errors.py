@@ -146,7 +146,7 @@ class AppFileBroken(B4Error):
 
 
 class RouteUnrecognised(AppInvalid):
-    """{file} binds neither `agent` nor `graph`."""
+    """{file} binds neither an `Agent` to `agent` nor a graph to `graph`."""
 
     code = "B4_E1007"
     hint = "Bind `agent = Agent(...)`, or `graph` to a compiled LangGraph graph."

@@ -43,7 +43,12 @@ def test_hidden_folders_and_what_lies_beneath_are_skipped(tmp_path: Path) -> Non
 
 
 def test_routes_come_sorted_and_may_lie_within_each_other(tmp_path: Path) -> None:
-    assert list(layout_of(tmp_path, "app/z/agent.py", "app/agent.py", "app/a/b/agent.py", "app/a/agent.py").routes) == ["/", "/a", "/a/b", "/z"]
+    assert list(layout_of(tmp_path, "app/z/agent.py", "app/agent.py", "app/a/b/agent.py", "app/a/agent.py").routes) == [
+        "/",
+        "/a",
+        "/a/b",
+        "/z",
+    ]
 
 
 def test_tools_and_subagents_belong_to_the_folder_they_stand_in(tmp_path: Path) -> None:

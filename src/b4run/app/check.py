@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from b4run.app.entries import Route, load_entries
+from b4run.agents import Route
+from b4run.app.entries import load_entries
 from b4run.app.layout import find_layout
 from b4run.config import Config, ConfigInvalid, Issue, LoadedConfig, load_config
 from b4run.config.issues import issue_of
@@ -56,7 +57,7 @@ async def check_app(root: Path, *, preflight: bool = True) -> Report:
     loaded, issues = _config(root)
     config = loaded.config if loaded else Config()
     entries = load_entries(root, find_layout(root, config.app_dir))
-    issues += [issue_of(defect) for defect in entries.defects]
+    issues += entries.defects
     if loaded is not None and config.sandbox is not None and preflight:
         issues += await preflight_issues(config.sandbox.provider, config.sandbox.policy)
     return Report(root, tuple(issues), tuple(entries.routes.values()), _workspace(config, root) if loaded else "")

@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from b4run.agents import Agent
+from b4run.agents import DISPATCH_TOOL, Agent, Route, Tool
 from b4run.app.layout import EntryFile, Layout, find_layout
-from b4run.config import LoadedConfig
+from b4run.config import Issue, LoadedConfig
+from b4run.config.issues import issue_of
+from b4run.config.render import issues_of
 from b4run.config.source import load_source
 from b4run.errors import AppInvalid, B4Error, RouteAmbiguous, RouteUnrecognised, ToolFileInvalid
-
-DISPATCH_TOOL = "task"
-"""The tool that hands work to a subagent; no tool of an app may take its name."""
-
-Tool = Callable[..., Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One entry of the app, ready to run."""
-
-    id: str
-    kind: Literal["agent", "graph"]
-    file: str
-    """Relative to the app's root."""
-    entry: Any
-    """The `Agent`, or the graph."""
-    tools: Mapping[str, Tool] = field(default_factory=dict)
-    subagents: Mapping[str, Route] = field(default_factory=dict)
-
-    @property
-    def key(self) -> str:
-        return f"{self.id}#{self.kind}"
+from b4run.strict import collect_faults
 
 
 @dataclass(slots=True)
@@ -44,7 +24,7 @@ class Entries:
     """What could be loaded, and every defect of what could not."""
 
     routes: dict[str, Route] = field(default_factory=dict)
-    defects: list[B4Error] = field(default_factory=list)
+    defects: list[Issue] = field(default_factory=list)
 
 
 class AppDefective(AppInvalid):
@@ -52,9 +32,9 @@ class AppDefective(AppInvalid):
 
     hint = "`b4 check` lists all that is wrong with the app."
 
-    def __init__(self, defects: Sequence[B4Error]) -> None:
+    def __init__(self, defects: Sequence[Issue]) -> None:
         self.defects = tuple(defects)
-        super().__init__(reason="\n".join(f"{defect.message} [{defect.code}]" for defect in defects))
+        super().__init__(reason="\n".join(f"{defect.text} [{defect.code}]" for defect in defects))
 
 
 def load_routes(loaded: LoadedConfig) -> dict[str, Route]:
@@ -71,7 +51,7 @@ def load_routes(loaded: LoadedConfig) -> dict[str, Route]:
 
 def load_entries(root: Path, layout: Layout) -> Entries:
     """Run every file of the layout once."""
-    entries = Entries(defects=list(layout.defects))
+    entries = Entries(defects=[issue_of(defect) for defect in layout.defects])
     loader = _Loader(root, entries.defects)
     shared = loader.tools(layout.shared_tools)
     for route, file in layout.routes.items():
@@ -84,7 +64,7 @@ def load_entries(root: Path, layout: Layout) -> Entries:
 @dataclass(slots=True)
 class _Loader:
     root: Path
-    defects: list[B4Error]
+    defects: list[Issue]
 
     def entry(self, route: str, file: EntryFile, shared: Mapping[str, Tool]) -> Route | None:
         """Load one agent and all that is its own; an agent's tool shadows a shared one of the same name."""
@@ -97,7 +77,7 @@ class _Loader:
         try:
             kind, entry = _bound(module, name)
         except B4Error as defect:
-            self.defects.append(defect)
+            self.defects.append(issue_of(defect))
             return None
         return Route(route, kind, name, entry, tools, {name: child for name, child in subagents.items() if child is not None})
 
@@ -114,15 +94,21 @@ class _Loader:
                     raise ToolFileInvalid(file=file, reason=f"another file of the same folder already has a tool {tool.__name__!r}")
                 found[tool.__name__] = tool
             except B4Error as defect:
-                self.defects.append(defect)
+                self.defects.append(issue_of(defect))
         return found
 
     def _module(self, path: Path) -> ModuleType | None:
-        try:
-            return load_source(path, self.root)
-        except B4Error as defect:
-            self.defects.append(defect)
-            return None
+        """Run one file; the models that it builds wrongly are told with their keys and lines, all of them."""
+        module = None
+        with collect_faults(str(path)) as faults:
+            try:
+                module = load_source(path, self.root)
+            except B4Error as defect:
+                if not faults:
+                    self.defects.append(issue_of(defect))
+        file = str(path.relative_to(self.root))
+        self.defects += [issue for fault in faults for issue in issues_of(fault, file, AppInvalid)]
+        return None if faults else module
 
 
 def _bound(module: ModuleType, file: str) -> tuple[Literal["agent", "graph"], Any]:

@@ -20,7 +20,7 @@ from b4run.sandbox.providers.bubblewrap import bubblewrap_sandbox
 
 _EVERYTHING = Resources(memory_mb=512, cpus=1, disk_gb=1, timeout_ms=60_000)
 _POLICIES = (SandboxPolicy(network=Deny(), resources=_EVERYTHING), SandboxPolicy(network=Allow(), resources=_EVERYTHING))
-_MARKS = {Severity.OK: ("yes", "green"), Severity.WARNING: ("no", "yellow"), Severity.ERROR: ("no", "red")}
+_MARKS = {Severity.OK: ("ok", "green"), Severity.WARNING: ("warn", "yellow"), Severity.ERROR: ("fail", "red")}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -73,6 +73,6 @@ def _print(findings: Sequence[Finding]) -> None:
     width = max(len(finding.control) for finding in findings)
     for finding in findings:
         mark, colour = _MARKS[finding.severity]
-        print(f"{finding.control:{width}}  {coloured(f'{mark:3}', colour, sys.stdout)}  {printable(finding.detail)}".rstrip())
+        print(f"{finding.control:{width}}  {coloured(f'{mark:4}', colour, sys.stdout)}  {printable(finding.detail)}".rstrip())
         if finding.remedy and finding.severity is not Severity.OK:
-            print(f"{'':{width}}       {finding.remedy}")
+            print(f"{'':{width}}        {finding.remedy}")

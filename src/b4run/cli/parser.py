@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -30,7 +31,16 @@ def parse(command: str, summary: str, arguments: Sequence[str]) -> argparse.Name
     options = parser.parse_args(arguments)
     if not hasattr(options, "execute"):
         parser.error("name one of its commands")
+    _set_up_logging(options.debug)
     return options
+
+
+def _set_up_logging(debug: bool) -> None:
+    """What a command has to say it says itself; the log is for `--debug`."""
+    if debug:
+        logging.basicConfig(level=logging.DEBUG, format="%(name)s: %(message)s")
+    else:
+        logging.getLogger("b4run").addHandler(logging.NullHandler())
 
 
 def _sentence(summary: str) -> str:

@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from b4run.config.issues import Issue, did_you_mean
 from b4run.config.models import Config, Staging
-from b4run.errors import ConfigurationError
+from b4run.errors import B4Error, ConfigurationError
 from b4run.sandbox.contract import Severity
 from b4run.sandbox.policy import Allow, Deny, User
 from b4run.strict import Fault
@@ -44,15 +44,16 @@ _UNIONS: Mapping[str, Mapping[str, type[BaseModel] | None]] = {
 _BOUNDS = {"greater_than_equal": ("at least", "ge"), "greater_than": ("more than", "gt"), "less_than_equal": ("at most", "le")}
 
 
-def issues_of(fault: Fault, file: str) -> list[Issue]:
-    """Return one finding for each key that was refused in one model."""
-    return [_issue(detail, fault, file) for detail in fault.error.errors(include_url=False)]
+def issues_of(fault: Fault, file: str, kind: type[B4Error] = ConfigurationError) -> list[Issue]:
+    """Return one finding for each key that was refused in one model; a model outside the configuration is named by its class."""
+    prefix = _places().get(fault.model, fault.model.__name__)
+    return [_issue(detail, fault, prefix, file, kind) for detail in fault.error.errors(include_url=False)]
 
 
-def _issue(detail: ErrorDetails, fault: Fault, file: str) -> Issue:
-    key, owner = _walk(fault.model, _places()[fault.model], detail["loc"])
+def _issue(detail: ErrorDetails, fault: Fault, prefix: str, file: str, kind: type[B4Error]) -> Issue:
+    key, owner = _walk(fault.model, prefix, detail["loc"])
     key = f"{key}.mode" if detail["type"].startswith("union_tag") else key
-    return Issue(Severity.ERROR, ConfigurationError.code, key, _text(detail, key, owner), ConfigurationError.hint, file, fault.line)
+    return Issue(Severity.ERROR, kind.code, key, _text(detail, key, owner), kind.hint, file, fault.line)
 
 
 def _text(detail: ErrorDetails, key: str, owner: type[BaseModel]) -> str:
