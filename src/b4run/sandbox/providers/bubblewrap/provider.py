@@ -120,21 +120,27 @@ class BubblewrapProvider:
 
         Raises:
             SandboxHeld: another process has it.
+            SandboxUnavailable: something of it cannot be removed.
         """
         name = resource_id(self._scope, thread_id)
         async with self._lock(name):
-            await self._drop(name)
-            self._state.prepare()
-            hold = self._state.hold(name, thread_id)
             try:
-                await self._sweep_groups(hold)
-                self._state.bury(name)
-                await asyncio.to_thread(self._state.sweep, name)
-            except BaseException:
-                hold.close()
-                raise
-            hold.close(forget=True)
-            await asyncio.to_thread(self._state.tidy)
+                await self._drop(name)
+                self._state.prepare()
+                await _uninterrupted(self._remove(name, self._state.hold(name, thread_id)))
+            except (StateUnusable, CgroupFailed, OSError) as error:
+                raise SandboxUnavailable(thread_id=thread_id, reason=f"it was not removed ({_explain(error)})") from error
+
+    async def _remove(self, name: str, hold: Hold) -> None:
+        gone = False
+        try:
+            await self._sweep_groups(hold)
+            self._state.bury(name)
+            await asyncio.to_thread(self._state.sweep, name)
+            gone = True
+        finally:
+            hold.close(forget=gone)
+        await asyncio.to_thread(self._state.tidy)
 
     async def aclose(self) -> None:
         """Release every thread that this provider holds."""
