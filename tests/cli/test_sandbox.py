@@ -9,7 +9,7 @@ import pytest
 
 from .conftest import B4
 
-CONFIG = '''
+CONFIG = """
 import json
 from pathlib import Path
 from b4run.config import Config, Deny, Sandbox
@@ -43,7 +43,7 @@ async def destroyed(thread_id):
 provider.list_sandboxes = list_sandboxes
 provider.on_destroy = destroyed
 config = Config(sandbox=Sandbox(provider=provider, network=Deny()))
-'''
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +99,10 @@ def test_read_refusals(b4: B4) -> None:
     assert (absent.code, absent.out) == (1, "")
     assert "nope.txt" in absent.err and "[B4_E2004]" in absent.err
     nobody = b4("sandbox", "read", "--thread", "t-9", "notes.txt")
-    assert (nobody.code, nobody.err) == (1, "Thread 't-9' has no sandbox.\n    [B4_E2001] `b4 sandbox ls` lists the threads that have one.\n")
+    assert (nobody.code, nobody.err) == (
+        1,
+        "Thread 't-9' has no sandbox.\n    [B4_E2001] `b4 sandbox ls` lists the threads that have one.\n",
+    )
     assert b4("sandbox", "read", "--thread", "t-1", "notes.txt", "--json").code == 2
 
 
