@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -106,6 +107,13 @@ async def sh(sandbox: SandboxHandle, command: str) -> str:
     result: ExecResult = await sandbox.exec.run(command, deadline_ms=30_000)
     assert result.ok, f"{command!r} ended with {result.cause} {result.exit_code}: {result.stderr}"
     return result.stdout.removesuffix("\n")
+
+
+async def at_rest(sandbox: SandboxHandle) -> None:
+    """Wait until nothing runs in the sandbox; what was killed may take a moment to be gone."""
+    async with asyncio.timeout(10):
+        while not await sandbox.idle():
+            await asyncio.sleep(0.02)
 
 
 async def symlink(sandbox: SandboxHandle, target: str, path: str) -> None:

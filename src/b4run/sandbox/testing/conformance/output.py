@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from b4run.sandbox.contract import Capability, Stream
-from b4run.sandbox.testing.trial import Trial, case, sh
+from b4run.sandbox.testing.trial import Trial, at_rest, case, sh
 
 EXEC = (Capability.EXEC,)
 MIB = 1_048_576
@@ -184,16 +184,17 @@ async def random_bytes_arrive_unchanged(trial: Trial) -> None:
 @case("T1", "T23", needs=EXEC)
 async def result_has_the_last_byte_and_the_log_what_follows(trial: Trial) -> None:
     sandbox = await trial.sandbox()
-    result = await sandbox.exec.run("(until [ -e go ]; do sleep 0.02; done; printf later) & printf now")
+    wait = "until [ -e {} ]; do sleep 0.02; done"
+    result = await sandbox.exec.run(f"({wait.format('go')}; printf later; {wait.format('stop')}) & printf now")
     assert result.out.data == b"now"
     job = sandbox.exec.job(result.job)
     assert (await job.read()).data == b"now"
     await sandbox.files.write("go", b"")
-    part = await job.read(offset=3)
-    while not part.eof:
-        await asyncio.sleep(0.02)
-        part = await job.read(offset=3)
-    assert part.data == b"later"
+    async with asyncio.timeout(20):
+        while (await job.read(offset=3)).data != b"later":
+            await asyncio.sleep(0.02)
+    await sandbox.files.write("stop", b"")
+    await at_rest(sandbox)
 
 
 @case("T23", needs=EXEC, limit_s=120)
