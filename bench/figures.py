@@ -1,0 +1,34 @@
+"""What is measured: named figures, each one async function that returns its median."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+Measure = Callable[[], Awaitable[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One line of the table. `goal` and the ratio to `floor` are stated beside the value, never asserted."""
+
+    name: str
+    measure: Measure
+    goal: float | None = None
+    floor: str | None = None
+    floor_goal: float | None = None
+    more_is_better: bool = False
+
+
+async def median_ms(once: Callable[[], Awaitable[object]], *, rounds: int, warmup: int = 3) -> float:
+    """Return the median duration of `once` in milliseconds."""
+    for _ in range(warmup):
+        await once()
+    durations = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        await once()
+        durations.append(time.perf_counter() - start)
+    return statistics.median(durations) * 1_000
