@@ -1,0 +1,100 @@
+"""Writes the generated pages: `python -m docs.generate`; with `--check` it only tells whether they are current (exit code 1 if not).
+
+`docs/reference/errors.md` comes from the error classes,
+`docs/performance.md` from `docs/performance.json`, which `python -m bench --json docs/performance.json` measures.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import pkgutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import b4run
+from b4run.errors import B4Error
+from bench.__main__ import FIGURES, row
+
+DOCS = Path(__file__).parent
+
+
+def errors() -> str:
+    """The table of every refusal, by code."""
+    lines = [
+        "# Errors",
+        "",
+        "Every refusal has a stable code: 1xxx configuration, 2xxx sandbox, 3xxx permissions, 4xxx models, 5xxx run time.",
+        "Several classes may share a code; callers tell them apart by class. `<…>` stands for what the error names.",
+        "",
+        "| code | class | message | what to do |",
+        "| --- | --- | --- | --- |",
+    ]
+    for kind in sorted(_error_classes(), key=lambda kind: (kind.code, kind.__name__)):
+        message = " ".join(inspect.cleandoc(kind.__doc__ or "").split())
+        lines.append(f"| `{kind.code}` | `{kind.__name__}` | {_cell(message)} | {_cell(kind.hint)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _error_classes() -> Iterator[type[B4Error]]:
+    for module in pkgutil.walk_packages(b4run.__path__, "b4run."):
+        if "__main__" not in module.name and "migrations" not in module.name and "demo_project" not in module.name:
+            importlib.import_module(module.name)
+    waiting: list[type[B4Error]] = [B4Error]
+    while waiting:
+        kind = waiting.pop()
+        waiting.extend(kind.__subclasses__())
+        yield kind
+
+
+def _cell(text: str) -> str:
+    for mark, shown in (("|", "\\|"), ("{", "<"), ("}", ">"), ("!r>", ">"), (":g>", ">")):
+        text = text.replace(mark, shown)
+    return text.replace("<", "&lt;").replace(">", "&gt;") if text else "–"
+
+
+def performance() -> str:
+    """The measured figures beside their goals."""
+    values = json.loads((DOCS / "performance.json").read_text())
+    table = "\n".join(row(figure, values) for figure in FIGURES if figure.name in values)
+    return f"""# Performance
+
+Medians of one run on a virtual machine with two cores, as measured by
+
+```
+make bench                                        # prints this table
+python -m bench --json docs/performance.json      # writes the figures; `make docs` makes this page from them
+python -m bench --only exec floor                 # some of them
+```
+
+```
+{table}
+```
+
+Floors are measured in the same run, so that ratios hold where absolute times do not: `floor.fork_exec_ms` starts and awaits `/bin/true`,
+`floor.bwrap_ms` wraps it in a bare bubblewrap, `floor.python_ms` is an empty interpreter. A warm command is `sandbox.exec.run("true")`, a shell
+included; the first command counts everything from nothing to its answer. Network is denied in all of them.
+"""
+
+
+PAGES = {"reference/errors.md": errors, "performance.md": performance}
+
+
+def main() -> int:
+    check = sys.argv[1:] == ["--check"]
+    stale = []
+    for name, page in PAGES.items():
+        path, text = DOCS / name, page()
+        if not path.exists() or path.read_text() != text:
+            stale.append(name)
+            if not check:
+                path.write_text(text)
+    for name in stale:
+        sys.stdout.write(f"docs/{name} {'is stale: run `make docs`' if check else 'written'}\n")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
