@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from b4run.agents.local_workspace import local_workspace
     from b4run.agents.runtime import AgentRuntime, Answer, RunResult
     from b4run.agents.scope import check_route
-    from b4run.agents.script import Script, script
     from b4run.agents.scripted import ScriptedChatModel
+    from b4run.agents.scripts import Script, script
 
 __all__ = [
     "DISPATCH_TOOL",
@@ -80,7 +80,7 @@ _ELSEWHERE = {
     "local_workspace": ("local_workspace",),
     "runtime": ("AgentRuntime", "Answer", "RunResult"),
     "scope": ("check_route",),
-    "script": ("Script", "script"),
+    "scripts": ("Script", "script"),
     "scripted": ("ScriptedChatModel",),
 }
 _MODULES = {name: module for module, names in _ELSEWHERE.items() for name in names}

@@ -84,10 +84,8 @@ class Retry(StrictModel):
 
 
 def _usable_model(model: object) -> object:
-    if isinstance(model, str):
-        if not model.strip():
-            raise ValueError("must name a model, such as 'openai:gpt-5-mini'")
-    elif not callable(getattr(model, "bind_tools", None)):
+    usable = bool(model.strip()) if isinstance(model, str) else callable(getattr(model, "bind_tools", None))
+    if not usable:
         raise ValueError("must be a name such as 'openai:gpt-5-mini', or a LangChain chat model")
     return model
 
