@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from b4run.agents import offload
 from b4run.agents.calls import Call
@@ -34,7 +34,17 @@ _COUNTED = 1_000_000
 Answer = tuple[str, Any]
 """What the model reads, and the whole result for the program."""
 
-Path = Annotated[str, Field(min_length=1, description="Relative to the workspace.")]
+
+def _path(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("must be a text that is not empty")
+    return value
+
+
+Path = Annotated[str, PlainValidator(_path), WithJsonSchema({"type": "string", "minLength": 1})]
+"""Not pydantic's own string, which refuses the surrogate escapes of a name that is not UTF-8."""
+
+PathInWorkspace = Annotated[Path, Field(description="Relative to the workspace.")]
 Line = Annotated[int, Field(ge=1)]
 
 
@@ -43,25 +53,25 @@ class Arguments(BaseModel):
 
 
 class ReadFile(Arguments):
-    path: Path
+    path: PathInWorkspace
     startLine: Annotated[Line | None, Field(description="First line to read, from 1.")] = None
     endLine: Annotated[Line | None, Field(description="Last line to read; may lie beyond the end.")] = None
 
 
 class WriteFile(Arguments):
-    path: Path
+    path: PathInWorkspace
     content: Annotated[str, Field(description="The whole new content.")]
 
 
 class EditFile(Arguments):
-    path: Path
+    path: PathInWorkspace
     oldText: Annotated[str, Field(min_length=1, description="The exact text to replace, as the file has it.")]
     newText: Annotated[str, Field(description="What stands there afterwards.")]
     replaceAll: Annotated[bool | None, Field(description="Replace every occurrence; otherwise oldText must occur once.")] = None
 
 
 class ListDir(Arguments):
-    path: Annotated[str, Field(min_length=1, description="A folder, relative to the workspace.")] = "."
+    path: Annotated[Path, Field(description="A folder, relative to the workspace.")] = "."
 
 
 class RunBash(Arguments):
@@ -81,13 +91,12 @@ async def read_file(call: Call, path: str, startLine: int | None = None, endLine
 
 
 async def write_file(call: Call, path: str, content: str) -> Answer:
-    data = _encoded(call, content=content)
+    data = content.encode()
     entry = await call.files.write(path, data)
     return f"Wrote {len(data)} bytes to {path}.", entry
 
 
 async def edit_file(call: Call, path: str, oldText: str, newText: str, replaceAll: bool | None = None) -> Answer:
-    _encoded(call, oldText=oldText, newText=newText)
     content = await call.files.read(path, max_size=READ_LIMIT)
     try:
         text = content.data.decode()
@@ -187,14 +196,3 @@ def _text(data: bytes, path: str) -> str:
     if "\0" in text:
         raise FileRefused(kind="not_text", path=path, reason=f"This is not UTF-8 text but binary data of {len(data)} bytes")
     return text
-
-
-def _encoded(call: Call, **texts: str) -> bytes:
-    """Return the last text as UTF-8."""
-    data = b""
-    for name, text in texts.items():
-        try:
-            data = text.encode()
-        except UnicodeEncodeError:
-            raise ArgumentsRefused(tool=call.tool, reason=f"{name} holds half a surrogate pair, which is no text") from None
-    return data
