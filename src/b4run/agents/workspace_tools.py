@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from b4run.agents import offload
 from b4run.agents.calls import Call
@@ -41,6 +41,13 @@ def _path(value: object) -> str:
     return value
 
 
+def _text(value: str) -> str:
+    if _NOT_UTF8.search(value):
+        raise ValueError("holds half a surrogate pair, which is no text")
+    return value
+
+
+Text = Annotated[str, AfterValidator(_text)]
 Path = Annotated[str, PlainValidator(_path), WithJsonSchema({"type": "string", "minLength": 1})]
 """Not pydantic's own string, which refuses the surrogate escapes of a name that is not UTF-8."""
 
@@ -60,13 +67,13 @@ class ReadFile(Arguments):
 
 class WriteFile(Arguments):
     path: PathInWorkspace
-    content: Annotated[str, Field(description="The whole new content.")]
+    content: Annotated[Text, Field(description="The whole new content.")]
 
 
 class EditFile(Arguments):
     path: PathInWorkspace
     oldText: Annotated[str, Field(min_length=1, description="The exact text to replace, as the file has it.")]
-    newText: Annotated[str, Field(description="What stands there afterwards.")]
+    newText: Annotated[Text, Field(description="What stands there afterwards.")]
     replaceAll: Annotated[bool | None, Field(description="Replace every occurrence; otherwise oldText must occur once.")] = None
 
 
@@ -82,11 +89,11 @@ async def read_file(call: Call, path: str, startLine: int | None = None, endLine
     limit = KEPT_READ_LIMIT if await _kept_by_us(call, path) else READ_LIMIT
     if startLine is None and endLine is None:
         content = await call.files.read(path, max_size=limit)
-        return _text(content.data, path), content
+        return _decoded(content.data, path), content
     if startLine is not None and endLine is not None and startLine > endLine:
         raise ArgumentsRefused(tool=call.tool, reason=f"startLine {startLine} is after endLine {endLine}")
     lines = await call.files.read_lines(path, first=startLine or 1, last=endLine, limit=limit)
-    text = _text(lines.data, path).removesuffix("\n")
+    text = _decoded(lines.data, path).removesuffix("\n")
     return f"[{path}: lines {lines.first}-{lines.last} of {lines.total}]\n{text}", lines
 
 
@@ -187,7 +194,7 @@ async def _kept_by_us(call: Call, path: str) -> bool:
     return real.inside and real.path.startswith(f"{call.run.sandbox.workspace_root.rstrip('/')}/{offload.FOLDER}/")
 
 
-def _text(data: bytes, path: str) -> str:
+def _decoded(data: bytes, path: str) -> str:
     """Decode, or say plainly what it is. A NUL marks a binary file."""
     try:
         text = data.decode()
