@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from b4run.agents import Route
+from b4run.agents.scope import route_warnings
 from b4run.app.entries import load_entries
 from b4run.app.layout import find_layout
 from b4run.config import Config, ConfigInvalid, Issue, LoadedConfig, load_config
 from b4run.config.issues import issue_of
-from b4run.errors import B4Error, PreflightFailed
+from b4run.errors import B4Error, PreflightFailed, ToolScopeInvalid
 from b4run.permissions import mode_in_force
 from b4run.sandbox.contract import Finding, PreflightProvider, SandboxProvider, Severity
 from b4run.sandbox.policy import SandboxPolicy
@@ -58,6 +59,7 @@ async def check_app(root: Path, *, preflight: bool = True) -> Report:
     config = loaded.config if loaded else Config()
     entries = load_entries(root, find_layout(root, config.app_dir))
     issues += entries.defects
+    issues += [_scope_warning(route, text) for route in entries.routes.values() for text in route_warnings(route)]
     if loaded is not None and config.sandbox is not None and preflight:
         issues += await preflight_issues(config.sandbox.provider, config.sandbox.policy)
     return Report(root, tuple(issues), tuple(entries.routes.values()), _workspace(config, root) if loaded else "")
@@ -99,6 +101,10 @@ def _findings(key: str, findings: tuple[Finding, ...]) -> Iterator[Issue]:
     for finding in findings:
         if finding.severity is not Severity.OK:
             yield Issue(finding.severity, PreflightFailed.code, f"{key}: {finding.control}", finding.detail, finding.remedy)
+
+
+def _scope_warning(route: Route, text: str) -> Issue:
+    return Issue(Severity.WARNING, ToolScopeInvalid.code, "", text, "Remove the name from that list.", route.file)
 
 
 def _failed(key: str, message: str, hint: str) -> Issue:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from b4run.agents import DISPATCH_TOOL, Agent, Route, Tool
+from b4run.agents import DISPATCH_TOOL, Agent, Route, Tool, check_route
 from b4run.app.layout import EntryFile, Layout, find_layout
 from b4run.config import Issue, LoadedConfig
 from b4run.config.issues import issue_of
@@ -58,6 +58,7 @@ def load_entries(root: Path, layout: Layout) -> Entries:
         loaded = loader.entry(route, file, shared)
         if loaded is not None:
             entries.routes[route] = loaded
+            entries.defects += [issue_of(defect) for defect in check_route(loaded)]
     return entries
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
+_LINE = 65_536
 _STDIN_CHUNK = 262_144
 _STDIN_CHUNKS_AHEAD = 4
 
@@ -30,6 +31,20 @@ def run_async(work: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run(guarded())
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
+
+
+async def read_line() -> str | None:
+    """Return the next line typed at the terminal, without stopping the event loop; None when the input has ended."""
+    loop = asyncio.get_running_loop()
+    typed = asyncio.Event()
+    loop.add_reader(0, typed.set)
+    try:
+        await typed.wait()
+    finally:
+        loop.remove_reader(0)
+    # A terminal gives one line to a read, and what Python buffered of it nobody would see here.
+    data = os.read(0, _LINE)
+    return data.decode(errors="replace").rstrip("\n") if data else None
 
 
 async def write_all(descriptor: int, data: bytes) -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from b4run.cli.aio import read_line
 from b4run.cli.output import coloured, note, printable
 
 Answer = Literal["once", "always", "deny"]
@@ -14,11 +15,11 @@ _ANSWERS: Mapping[str, Answer] = {"y": "once", "yes": "once", "o": "once", "once
 _SHOWN = 2_000
 
 
-def ask(interrupt: Mapping[str, Any]) -> Answer:
+async def ask(interrupt: Mapping[str, Any]) -> Answer:
     """Show one permission request and return the decision; anything but a clear yes, and the end of input, is no."""
     note(coloured("The agent asks to", "yellow", sys.stderr) + f" {_subject(interrupt)}")
     print("  [y] once  [a] always  [n] no: ", end="", file=sys.stderr, flush=True)
-    return _ANSWERS.get(sys.stdin.readline().strip().lower(), "deny")
+    return _ANSWERS.get((await read_line() or "").strip().lower(), "deny")
 
 
 def _subject(interrupt: Mapping[str, Any]) -> str:

@@ -69,6 +69,14 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
+def seconds(text: str) -> float:
+    """Read the value of `--timeout`: seconds from 0.001 to a year."""
+    value = float(text)
+    if not 0.001 <= value <= 365 * 86_400:
+        raise argparse.ArgumentTypeError("must be between 0.001 and a year")
+    return value
+
+
 def add_commands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[Parser]:
     """Give a command commands of its own."""
     return parser.add_subparsers(metavar="COMMAND", title="commands", parser_class=Parser)

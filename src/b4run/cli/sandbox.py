@@ -11,7 +11,7 @@ from dataclasses import asdict
 from b4run.cli.aio import piped_stdin, run_async, write_all
 from b4run.cli.failure import UsageError
 from b4run.cli.output import confirm, note, print_json, printable, size_text, table
-from b4run.cli.parser import Parser, add_command, add_commands, add_json
+from b4run.cli.parser import Parser, add_command, add_commands, add_json, seconds
 from b4run.cli.sandboxes import Target, add_target, open_target
 from b4run.errors import AppInvalid, SandboxMissing
 from b4run.sandbox import open_sandbox
@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     execute = add_command(commands, "exec", "run a command; its output, input and exit code are passed through", _exec)
     _add_thread(execute)
     execute.add_argument(
-        "--timeout", metavar="SECONDS", type=_seconds, help="end the command's whole tree after that time, with exit code 124"
+        "--timeout", metavar="SECONDS", type=seconds, help="end the command's whole tree after that time, with exit code 124"
     )
     execute.add_argument("--no-stdin", action="store_true", help="give it no input; otherwise it gets what is piped into b4")
     execute.add_argument(
@@ -47,13 +47,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def _add_thread(parser: Parser) -> None:
     parser.add_argument("--thread", metavar="ID", default=DEFAULT_THREAD, help=f"the conversation thread (default: {DEFAULT_THREAD})")
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0.001 <= seconds <= 86_400 * 365:
-        raise argparse.ArgumentTypeError("must be more than 0")
-    return seconds
 
 
 def _ls(options: argparse.Namespace) -> int:

@@ -1,0 +1,75 @@
+"""`open_app`: an app with everything it needs, from its folder to a runtime that takes turns, without a server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from b4run.agents import AgentRuntime, Route, local_workspace, open_checkpoints
+from b4run.app.check import LOCAL_WORKSPACE
+from b4run.app.entries import load_routes
+from b4run.config import Config, Issue, find_root, load_config
+from b4run.permissions import PermissionGate, mode_in_force
+from b4run.sandbox import SandboxProvider, SandboxSupervisor
+from b4run.storage import Storage, app_storage_url, open_storage, state_folder
+
+CHECKPOINTS_FILE = "checkpoints.sqlite"
+
+
+@dataclass(frozen=True, slots=True)
+class App:
+    """An open app. `runtime` takes turns on `routes`; `sandboxes` gives out the sandboxes that they work in."""
+
+    root: Path
+    config: Config
+    warnings: tuple[Issue, ...]
+    routes: Mapping[str, Route]
+    runtime: AgentRuntime
+    sandboxes: SandboxSupervisor
+    permissions: PermissionGate
+    storage: Storage
+
+
+@asynccontextmanager
+async def open_app(
+    start: Path | None = None, *, model: Any = None, provider: SandboxProvider | None = None, can_ask: bool = True
+) -> AsyncIterator[App]:
+    """Open the app at or above `start` (default: the current folder) for the length of the block.
+
+    `model`, a chat model, stands in for every agent's; `provider` for the configured one. With `can_ask` False a call that needs an
+    approval is refused. Nothing is created before configuration and routes are known to be usable. At the end warm compute is
+    released; conversations and workspaces stay in `.b4/`.
+
+    Raises:
+        AppInvalid, AppFileBroken, ConfigInvalid: the app cannot be used; says every reason.
+        StorageUnusable: its database cannot be opened.
+    """
+    loaded = load_config(find_root(start))
+    routes = load_routes(loaded)
+    config, permissions = loaded.config, loaded.config.permissions
+    mode = mode_in_force(permissions.mode)
+    async with AsyncExitStack() as stack:
+        storage = await stack.enter_async_context(open_storage(app_storage_url(loaded.root)))
+        checkpoints = await stack.enter_async_context(open_checkpoints(state_folder(loaded.root) / CHECKPOINTS_FILE))
+        sandboxes = await stack.enter_async_context(_sandboxes(loaded.root, config, provider))
+        gate = PermissionGate(mode, allow=permissions.allow.lists, deny=permissions.deny.lists, grants=storage.grants)
+        runtime = AgentRuntime(
+            routes,
+            sandboxes=sandboxes,
+            permissions=gate,
+            checkpointer=checkpoints,
+            model=model,
+            command_timeout_ms=config.sandbox.resources.timeout_ms if config.sandbox else None,
+            can_ask=can_ask,
+        )
+        yield App(loaded.root, config, loaded.warnings, routes, runtime, sandboxes, gate, storage)
+
+
+def _sandboxes(root: Path, config: Config, provider: SandboxProvider | None) -> SandboxSupervisor:
+    sandbox = config.sandbox
+    if sandbox is not None:
+        return SandboxSupervisor(provider or sandbox.provider, sandbox.policy, idle_timeout_ms=sandbox.idle_timeout_ms)
+    return SandboxSupervisor(provider) if provider is not None else local_workspace(root / LOCAL_WORKSPACE)
