@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
@@ -19,9 +18,10 @@ from b4run.agents.gating import Answer
 from b4run.agents.runtime import AgentRuntime, Leases, RunResult
 from b4run.agents.scripted import ScriptedChatModel
 from b4run.agents.scripts import Script
+from b4run.errors import RouteUnknown
 from b4run.permissions import MemoryGrantStore, PermissionGate
 from b4run.sandbox.contract import SandboxHandle, SandboxProvider
-from b4run.sandbox.supervisor import PolicyOf, SandboxSupervisor
+from b4run.sandbox.supervisor import SandboxSupervisor
 from b4run.sandbox.testing import fake_sandbox
 
 
@@ -121,9 +121,8 @@ class AgentHarness:
         self._build = build
         self._sandboxes = sandboxes
         self._prefix = f"test-{secrets.token_hex(3)}"
-        self._numbers = itertools.count(1)
-        self.threads: list[str] = []
-        self._begin(model)
+        self.threads = [f"{self._prefix}-1"]
+        self._use(model)
 
     @property
     def thread_id(self) -> str:
@@ -140,10 +139,15 @@ class AgentHarness:
             answers = {interrupt.id: answers for interrupt in pending}
         return await self._told(await self.runtime.resume(self._route, answers, thread_id=self.thread_id))
 
-    def reset(self, model: Script | Any) -> None:
-        """Go on with a new thread and a new model. Raises: ScriptMismatch: answers of the old one were never asked for."""
+    def go_on(self, model: Script | Any) -> None:
+        """Stay on the thread, with a new model. Raises: ScriptMismatch: answers of the old one were never asked for."""
         self.check_script()
-        self._begin(model)
+        self._use(model)
+
+    def reset(self, model: Script | Any) -> None:
+        """Begin a new thread, with a new model. Raises: ScriptMismatch: answers of the old one were never asked for."""
+        self.go_on(model)
+        self.threads.append(f"{self._prefix}-{len(self.threads) + 1}")
 
     @asynccontextmanager
     async def sandbox(self) -> AsyncIterator[SandboxHandle]:
@@ -156,60 +160,96 @@ class AgentHarness:
         if isinstance(self.model, ScriptedChatModel) and not self.model.repeat:
             self.model.check_used()
 
-    def _begin(self, model: Script | Any) -> None:
+    def _use(self, model: Script | Any) -> None:
         self.model = model.model() if isinstance(model, Script) else model
         self.runtime = self._build(self.model)
-        self.threads.append(f"{self._prefix}-{next(self._numbers)}")
 
     async def _told(self, result: RunResult) -> HarnessRun:
         return HarnessRun(result, self.thread_id, await self.runtime.messages(self._route, thread_id=self.thread_id))
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a harness makes its runtimes from."""
+
+    routes: Mapping[str, Route]
+    sandboxes: SandboxSupervisor
+    permissions: PermissionGate
+    command_timeout_ms: int | None
+
+
 @asynccontextmanager
 async def agent_harness(
-    agent: Agent | Route,
+    subject: Agent | Route | Path | str,
+    route: str | None = None,
     *,
     model: Script | Any,
     tools: Sequence[Tool] = (),
     sandbox: SandboxProvider | None = None,
-    policy: PolicyOf | None = None,
     permissions: PermissionGate | None = None,
     command_timeout_ms: int | None = None,
     can_ask: bool = True,
     destroy: bool = True,
 ) -> AsyncIterator[AgentHarness]:
-    """Run one agent in a test. Several harnesses may be open at once.
+    """Run an agent in a test: one of an app's routes (the app's folder, and which), an `Agent` with its function tools, or a `Route`.
 
-    `sandbox` is a provider, by default a fake one; it stays open. At the end every thread's sandbox is destroyed, or only released.
-    A block that ends without an error also checks that every scripted answer was asked for.
+    `sandbox` is a provider, which stays open. Without it an app has the one that it configures, an agent a fake one. `permissions` stand
+    in for the app's. At the end every thread's sandbox is destroyed, or with `destroy` False only released. A block that ends without
+    an error also checks that every scripted answer was asked for. Several harnesses may be open at once.
 
     Raises:
+        RouteUnknown: the app has no such route, or has several and none is named.
         ScriptMismatch: scripted answers are left.
     """
-    entry = agent if isinstance(agent, Route) else Route.of(agent, tools=tuple(tools))
-    gate = permissions if permissions is not None else PermissionGate(grants=MemoryGrantStore())
-    checkpointer = memory_checkpoints()
-    supervisor = SandboxSupervisor(sandbox or fake_sandbox(), policy, idle_timeout_ms=None, close_provider=sandbox is None)
+    async with AsyncExitStack() as stack:
+        if isinstance(subject, Path | str):
+            parts = await stack.enter_async_context(_of_app(Path(subject), sandbox))
+        else:
+            parts = await stack.enter_async_context(_of_agent(subject, tools, sandbox, command_timeout_ms))
+        checkpointer = memory_checkpoints()
 
-    def build(chat_model: Any) -> AgentRuntime:
-        return AgentRuntime(
-            {entry.id: entry},
-            sandboxes=supervisor,
-            permissions=gate,
-            checkpointer=checkpointer,
-            model=chat_model,
-            command_timeout_ms=command_timeout_ms,
-            can_ask=can_ask,
-        )
+        def build(chat_model: Any) -> AgentRuntime:
+            return AgentRuntime(
+                parts.routes,
+                sandboxes=parts.sandboxes,
+                permissions=permissions if permissions is not None else parts.permissions,
+                checkpointer=checkpointer,
+                model=chat_model,
+                command_timeout_ms=command_timeout_ms if command_timeout_ms is not None else parts.command_timeout_ms,
+                can_ask=can_ask,
+            )
 
-    harness = AgentHarness(entry.id, build, model, supervisor)
-    try:
-        yield harness
-        harness.check_script()
-    finally:
+        harness = AgentHarness(_route_of(parts.routes, route), build, model, parts.sandboxes)
         try:
-            if destroy:
-                for thread_id in harness.threads:
-                    await supervisor.destroy(thread_id)
+            yield harness
+            harness.check_script()
         finally:
-            await supervisor.aclose()
+            for thread_id in harness.threads if destroy else ():
+                await parts.sandboxes.destroy(thread_id)
+
+
+@asynccontextmanager
+async def _of_app(root: Path, provider: SandboxProvider | None) -> AsyncIterator[_Parts]:
+    from b4run.app import open_app
+
+    async with open_app(root, provider=provider) as app:
+        timeout_ms = app.config.sandbox.resources.timeout_ms if app.config.sandbox else None
+        yield _Parts(app.routes, app.sandboxes, app.permissions, timeout_ms)
+
+
+@asynccontextmanager
+async def _of_agent(
+    subject: Agent | Route, tools: Sequence[Tool], provider: SandboxProvider | None, timeout_ms: int | None
+) -> AsyncIterator[_Parts]:
+    entry = subject if isinstance(subject, Route) else Route.of(subject, tools=tuple(tools))
+    supervisor = SandboxSupervisor(provider or fake_sandbox(), idle_timeout_ms=None, close_provider=provider is None)
+    async with supervisor:
+        yield _Parts({entry.id: entry}, supervisor, PermissionGate(grants=MemoryGrantStore()), timeout_ms)
+
+
+def _route_of(routes: Mapping[str, Route], route: str | None) -> str:
+    if route is None and len(routes) == 1:
+        return next(iter(routes))
+    if route not in routes:
+        raise RouteUnknown(route=route, known=", ".join(sorted(routes)))
+    return route
