@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from langchain_core.messages import AnyMessage
@@ -250,6 +251,6 @@ async def _of_agent(
 def _route_of(routes: Mapping[str, Route], route: str | None) -> str:
     if route is None and len(routes) == 1:
         return next(iter(routes))
-    if route not in routes:
+    if route is None or route not in routes:
         raise RouteUnknown(route=route, known=", ".join(sorted(routes)))
     return route
