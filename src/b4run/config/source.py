@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType, TracebackType
 
@@ -13,6 +14,8 @@ from b4run.errors import AppFileBroken
 
 def load_source(path: Path, root: Path) -> ModuleType:
     """Run `path` as a module of its own name, so that two files called alike never clash; `root` is importable from it.
+
+    What it prints goes to stderr, for stdout belongs to the command's data.
 
     Raises:
         AppFileBroken: it did not run to its end.
@@ -25,7 +28,8 @@ def load_source(path: Path, root: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with redirect_stdout(sys.stderr):
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         file, line = _place(error, root) or (path.relative_to(root), 1)
