@@ -121,7 +121,11 @@ def test_an_unknown_route_names_those_there_are(b4: B4) -> None:
     outcome = b4("run", "/fxi", "list")
     assert outcome.code == 1
     assert "There is no route '/fxi'.\n    [B4_E1006] The app's routes: /fix." in outcome.err
-    assert outcome.json["error"] == {"kind": "B4_E1006", "message": "There is no route '/fxi'.", "details": {"hint": "The app's routes: /fix."}}
+    assert outcome.json["error"] == {
+        "kind": "B4_E1006",
+        "message": "There is no route '/fxi'.",
+        "details": {"hint": "The app's routes: /fix."},
+    }
 
 
 def test_an_app_that_cannot_be_used_still_gives_one_document(b4: B4, app: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,11 +51,12 @@ class Report:
         }
 
 
-async def check_app(root: Path, *, preflight: bool = True) -> Report:
-    """Load, validate and probe the app in `root`. Resolvers are not called, no sandbox and no database is made.
+async def check_app(folder: str | os.PathLike[str], *, preflight: bool = True) -> Report:
+    """Load, validate and probe the app whose root is `folder`. Resolvers are not called, no sandbox and no database is made.
 
     Findings never raise: the report carries them all. `preflight` asks the provider what this host enforces.
     """
+    root = _resolved(folder)
     loaded, issues = _config(root)
     config = loaded.config if loaded else Config()
     entries = load_entries(root, find_layout(root, config.app_dir))
@@ -63,6 +65,10 @@ async def check_app(root: Path, *, preflight: bool = True) -> Report:
     if loaded is not None and config.sandbox is not None and preflight:
         issues += await preflight_issues(config.sandbox.provider, config.sandbox.policy)
     return Report(root, tuple(issues), tuple(entries.routes.values()), _workspace(config, root) if loaded else "")
+
+
+def _resolved(folder: str | os.PathLike[str]) -> Path:
+    return Path(folder).resolve()
 
 
 def _config(root: Path) -> tuple[LoadedConfig | None, list[Issue]]:

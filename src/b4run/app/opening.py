@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class App:
 
 @asynccontextmanager
 async def open_app(
-    start: Path | None = None, *, model: Any = None, provider: SandboxProvider | None = None, can_ask: bool = True
+    start: str | os.PathLike[str] | None = None, *, model: Any = None, provider: SandboxProvider | None = None, can_ask: bool = True
 ) -> AsyncIterator[App]:
     """Open the app at or above `start` (default: the current folder) for the length of the block.
 

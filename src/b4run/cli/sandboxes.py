@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from b4run.cli.parser import Parser
-from b4run.config import find_root, load_config
 from b4run.errors import ConfigurationError
 from b4run.sandbox.contract import SandboxProvider
 from b4run.sandbox.policy import Deny, SandboxPolicy
@@ -45,6 +44,8 @@ def find_target(options: argparse.Namespace) -> Target:
         from b4run.sandbox.providers.bubblewrap import bubblewrap_sandbox
 
         return Target(bubblewrap_sandbox(scope=options.scope or "b4", state_dir=options.state_dir), SandboxPolicy(network=Deny()))
+    from b4run.config import find_root, load_config
+
     root = find_root(options.app)
     sandbox = load_config(root).config.sandbox
     if sandbox is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +30,13 @@ class LoadedConfig:
     warnings: tuple[Issue, ...]
 
 
-def find_root(start: Path | None = None) -> Path:
+def find_root(start: str | os.PathLike[str] | None = None) -> Path:
     """Return the nearest folder at or above `start` (default: the current one) that holds `b4_config.py`.
 
     Raises:
         AppInvalid: there is none; says where the search began.
     """
-    begin = (start or Path()).absolute()
+    begin = Path(start or ".").absolute()
     if not begin.is_dir():
         raise AppInvalid(reason=f"there is no folder {begin}")
     for folder in (begin, *begin.parents):
