@@ -21,7 +21,7 @@ def test_show_names_each_value_and_its_source(b4: B4, tmp_path: Path) -> None:
     assert outcome.code == 0
     shown = outcome.json
     assert shown["sandbox.provider"] == {"value": "fake", "source": "b4_config.py"}
-    assert shown["sandbox.network.mode"] == {"value": "deny", "source": "default"}
+    assert shown["sandbox.network.mode"] == {"value": "deny", "source": "b4_config.py"}
     assert shown["sandbox.network.allowlist"] == {"value": ["10.0.0.0/8"], "source": "b4_config.py"}
     assert shown["sandbox.resources.memory_mb"] == {"value": 64, "source": "b4_config.py"}
     assert shown["sandbox.resources.cpus"] == {"value": None, "source": "default"}

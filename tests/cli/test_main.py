@@ -45,6 +45,8 @@ def test_the_version_by_option_and_by_command(b4: B4) -> None:
         (["chekc"], "b4: there is no command 'chekc'; did you mean `check`?"),
         (["qqq"], "b4: there is no command 'qqq'\n"),
         (["--bogus"], "b4: there is no option --bogus"),
+        (["--app"], "b4: name a command"),
+        (["--app", "x", "--debug"], "b4: name a command"),
         (["check", "--jsn"], "b4 check: unrecognized arguments: --jsn"),
         (["check", "--js"], "b4 check: unrecognized arguments: --js"),
         (["sandbox"], "b4 sandbox: name one of its commands"),
@@ -64,13 +66,20 @@ def test_wrong_use_is_exit_code_2_on_stderr(b4: B4, line: Sequence[str], message
     assert "Traceback" not in outcome.err
 
 
-@pytest.mark.parametrize("line", [["check"], ["routes"], ["config", "show"], ["permissions", "ls"], ["sandbox", "ls"], ["run", "/fix"]])
+@pytest.mark.parametrize("line", [["check"], ["routes"], ["config", "show"], ["permissions", "ls"]])
 def test_no_app_is_a_refusal_that_says_where_it_looked(b4: B4, tmp_path: Path, line: Sequence[str]) -> None:
     outcome = b4(*line)
     assert (outcome.code, outcome.out) == (1, "")
     message, hint = outcome.err.splitlines()
     assert message == f"no b4_config.py in {tmp_path} or any folder above it"
     assert hint == "    [B4_E1006] An app is a folder with `b4_config.py` and `app/<route>/agent.py`."
+
+
+@pytest.mark.parametrize("line", [["ls"], ["exec", "true"], ["read"], ["rm", "t-1", "--yes"]])
+def test_sandbox_commands_without_an_app_offer_to_do_without(b4: B4, line: Sequence[str]) -> None:
+    outcome = b4("sandbox", *line)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err.startswith("no b4_config.py in ") and "[B4_E1006]" in outcome.err and "--scope" in outcome.err
 
 
 @pytest.mark.parametrize("place", ["before", "after", "variable", "beneath"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -33,13 +33,18 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _values(model: BaseModel, prefix: str, given: bool = True) -> Iterator[tuple[str, Any, str]]:
-    for name in type(model).model_fields:
+    for name, field in type(model).model_fields.items():
         value = getattr(model, name)
-        chosen = given and name in model.model_fields_set
+        chosen = given and (name in model.model_fields_set or _is_kind(field.annotation))
         if isinstance(value, BaseModel):
             yield from _values(value, f"{prefix}{name}.", chosen)
         else:
             yield f"{prefix}{name}", _plain(f"{prefix}{name}", value), CONFIG_FILE if chosen else "default"
+
+
+def _is_kind(annotation: Any) -> bool:
+    """Whether a field can only say which kind of block it is in, as `mode` does: it is chosen with the block."""
+    return get_origin(annotation) is Literal and len(get_args(annotation)) == 1
 
 
 def _plain(key: str, value: Any) -> Any:

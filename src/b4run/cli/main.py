@@ -67,7 +67,8 @@ def _without_command(options: list[str]) -> int:
         return 0
     if "--version" in options:
         return _execute("version", [])
-    return _usage(f"there is no option {options[0]}" if options else "name a command")
+    unknown = [option for option in options if option.startswith("-") and option.partition("=")[0] not in ("--app", "--debug")]
+    return _usage(f"there is no option {unknown[0]}" if unknown else "name a command")
 
 
 def help_text() -> str:

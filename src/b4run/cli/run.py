@@ -159,7 +159,10 @@ async def _converse(options: argparse.Namespace, thread_id: str) -> int:
             if once:
                 await _take_turn(app, route.id, given, thread_id)
             while not once and (line := await _next_line()) is not None:
-                await _take_turn(app, route.id, line, thread_id)
+                try:
+                    await _take_turn(app, route.id, line, thread_id)
+                except B4Error as error:  # The conversation can go on from where it is.
+                    note(describe(error.message, error.code, error.remedy))
     return 0
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from b4run.cli.parser import Parser
-from b4run.errors import ConfigurationError
+from b4run.errors import AppInvalid, ConfigurationError
 from b4run.sandbox.contract import SandboxProvider
 from b4run.sandbox.policy import Deny, SandboxPolicy
 
@@ -18,6 +18,12 @@ class NoSandbox(ConfigurationError):
     """The app in {root} configures no sandbox; its tools work on its workspace/ folder."""
 
     hint = "Add `sandbox` to b4_config.py, or name a scope of your own with --scope."
+
+
+class NoApp(AppInvalid):
+    """{reason}"""
+
+    hint = "Go into an app, name one with --app, or do without by naming a scope with --scope."
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,7 @@ def find_target(options: argparse.Namespace) -> Target:
     """Return what the command line names.
 
     Raises:
-        NoSandbox: there is an app, and it has none.
+        NoApp, NoSandbox: there is no app, or it has no sandbox.
     """
     if options.scope is not None or options.state_dir is not None:
         from b4run.sandbox.providers.bubblewrap import bubblewrap_sandbox
@@ -46,7 +52,10 @@ def find_target(options: argparse.Namespace) -> Target:
         return Target(bubblewrap_sandbox(scope=options.scope or "b4", state_dir=options.state_dir), SandboxPolicy(network=Deny()))
     from b4run.config import find_root, load_config
 
-    root = find_root(options.app)
+    try:
+        root = find_root(options.app)
+    except AppInvalid as error:
+        raise NoApp(reason=error.message) from error
     sandbox = load_config(root).config.sandbox
     if sandbox is None:
         raise NoSandbox(root=root)
