@@ -95,10 +95,17 @@ fn parse(arguments: &[OsString]) -> Option<Options> {
             "--parent" => options.parent = Some(number(&words.next()?)?),
             "--uid" => options.uid = Some(number(&words.next()?)?),
             "--gid" => options.gid = Some(number(&words.next()?)?),
-            "--stage" => options.stages.push((words.next()?.into(), Path::new(STAGING).join(words.next()?))),
+            "--stage" => options
+                .stages
+                .push((words.next()?.into(), Path::new(STAGING).join(words.next()?))),
             "--tun" => options.tun = true,
-            "--cgroup" => options.cgroups.push(Cgroup { join: words.next()?.into(), leave: words.next()?.into() }),
-            "--rlimit" => options.limits.push((resource(&words.next()?)?, number(&words.next()?)?)),
+            "--cgroup" => options.cgroups.push(Cgroup {
+                join: words.next()?.into(),
+                leave: words.next()?.into(),
+            }),
+            "--rlimit" => options
+                .limits
+                .push((resource(&words.next()?)?, number(&words.next()?)?)),
             "--pasta" => options.pasta.push(words.next()?),
             "--connect-network" => options.connect_network = true,
             "--die-with-parent" => options.die_with_parent = true,
@@ -124,13 +131,17 @@ fn resource(name: &OsStr) -> Option<Resource> {
 
 fn launch(options: &Options) -> Outcome<i32> {
     if options.die_with_parent {
-        rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).step("death signal")?;
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
+            .step("death signal")?;
     }
     if options.connect_network {
         connect_network()?;
     }
     for (resource, value) in &options.limits {
-        let limit = Rlimit { current: Some(*value), maximum: Some(*value) };
+        let limit = Rlimit {
+            current: Some(*value),
+            maximum: Some(*value),
+        };
         rustix::process::setrlimit(*resource, limit).step("resource limit")?;
     }
     if !options.stages.is_empty() || options.tun {
@@ -175,13 +186,25 @@ fn command_as_user(options: &Options, words: &[OsString]) -> Command {
 /// Bind the sources below a tmpfs that only this process and its children see.
 fn stage(options: &Options) -> Outcome<()> {
     unshare(UnshareFlags::NEWNS).step("private mount namespace")?;
-    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).step("private mounts")?;
+    mount_change(
+        "/",
+        MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
+    )
+    .step("private mounts")?;
     let mut sources: Vec<(OwnedFd, &Path)> = Vec::new();
     for (source, target) in &options.stages {
-        let file = rustix::fs::open(source, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).step("open what to stage")?;
+        let file = rustix::fs::open(source, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+            .step("open what to stage")?;
         sources.push((file, target));
     }
-    mount("b4-staging", STAGING, "tmpfs", MountFlags::NOSUID, Some(c"mode=0711,size=1m")).step("staging folder")?;
+    mount(
+        "b4-staging",
+        STAGING,
+        "tmpfs",
+        MountFlags::NOSUID,
+        Some(c"mode=0711,size=1m"),
+    )
+    .step("staging folder")?;
     for (source, target) in &sources {
         bind(source, target).step("bind into the staging folder")?;
     }
@@ -199,14 +222,23 @@ fn bind(source: &OwnedFd, target: &Path) -> io::Result<()> {
         fs::create_dir_all(parent)?;
         File::create(target)?;
     }
-    Ok(mount_bind_recursive(format!("/proc/self/fd/{}", source.as_raw_fd()), target)?)
+    Ok(mount_bind_recursive(
+        format!("/proc/self/fd/{}", source.as_raw_fd()),
+        target,
+    )?)
 }
 
 /// Distributions make the device usable for everyone; where it is not, pasta gets a node of its own.
 fn provide_tun() -> io::Result<()> {
     let node = Path::new(STAGING).join("tun");
     let device: Dev = rustix::fs::makedev(10, 200);
-    rustix::fs::mknodat(CWD, &node, FileType::CharacterDevice, Mode::from_raw_mode(0o666), device)?;
+    rustix::fs::mknodat(
+        CWD,
+        &node,
+        FileType::CharacterDevice,
+        Mode::from_raw_mode(0o666),
+        device,
+    )?;
     rustix::fs::chmod(&node, Mode::from_raw_mode(0o666))?;
     Ok(mount_bind_recursive(&node, TUN)?)
 }
@@ -227,14 +259,19 @@ fn supervise(options: &Options) -> Outcome<i32> {
     let status = wait(&parent, &mut sandbox, pasta).step("wait");
     remove_cgroups(&options.cgroups);
     let status = status?;
-    Ok(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)))
+    Ok(status
+        .code()
+        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0)))
 }
 
 fn watch_parent(expected: Option<u32>) -> Outcome<OwnedFd> {
-    let parent = rustix::process::getppid().ok_or_else(|| Failure("the supervisor is gone".into()))?;
+    let parent =
+        rustix::process::getppid().ok_or_else(|| Failure("the supervisor is gone".into()))?;
     let watched = pidfd_open(parent, PidfdFlags::empty()).step("watch the supervisor")?;
     let still = rustix::process::getppid();
-    if still != Some(parent) || expected.is_some_and(|pid| i64::from(pid) != i64::from(parent.as_raw_pid())) {
+    if still != Some(parent)
+        || expected.is_some_and(|pid| i64::from(pid) != i64::from(parent.as_raw_pid()))
+    {
         return Err(Failure("the supervisor is gone".into()));
     }
     Ok(watched)
@@ -248,7 +285,10 @@ fn start(options: &Options) -> Outcome<(Child, Option<Child>)> {
     let (mut ours, theirs) = UnixStream::pair().step("socket pair")?;
     let mut words = own_words(&["--die-with-parent", "--connect-network"]);
     words.extend(options.command.iter().cloned());
-    let mut sandbox = spawn_inside(options, command_as_user(options, &words).stdout(OwnedFd::from(theirs)))?;
+    let mut sandbox = spawn_inside(
+        options,
+        command_as_user(options, &words).stdout(OwnedFd::from(theirs)),
+    )?;
     let connected = connect_pasta(options, &mut ours, &sandbox);
     if connected.is_err() {
         end(&mut sandbox);
@@ -258,13 +298,23 @@ fn start(options: &Options) -> Outcome<(Child, Option<Child>)> {
 
 /// The command line that runs this program again as another stage.
 fn own_words(options: &[&str]) -> Vec<OsString> {
-    ["/proc/self/exe", "launch"].iter().chain(options).chain(&["--"]).map(OsString::from).collect()
+    ["/proc/self/exe", "launch"]
+        .iter()
+        .chain(options)
+        .chain(&["--"])
+        .map(OsString::from)
+        .collect()
 }
 
 /// Spawn within the control groups and leave them again: this process must be able to remove them.
 fn spawn_inside(options: &Options, command: &mut Command) -> Outcome<Child> {
-    let joined = options.cgroups.iter().try_for_each(|cgroup| fs::write(&cgroup.join, "0"));
-    let spawned = joined.step("join the control groups").and_then(|()| command.spawn().step("cannot run the command"));
+    let joined = options
+        .cgroups
+        .iter()
+        .try_for_each(|cgroup| fs::write(&cgroup.join, "0"));
+    let spawned = joined
+        .step("join the control groups")
+        .and_then(|()| command.spawn().step("cannot run the command"));
     for cgroup in &options.cgroups {
         fs::write(&cgroup.leave, "0").step("leave the control groups")?;
     }
@@ -272,26 +322,46 @@ fn spawn_inside(options: &Options, command: &mut Command) -> Outcome<Child> {
 }
 
 fn connect_pasta(options: &Options, ready: &mut UnixStream, sandbox: &Child) -> Outcome<Child> {
-    ready.set_read_timeout(Some(NETWORK_DEADLINE)).step("deadline")?;
+    ready
+        .set_read_timeout(Some(NETWORK_DEADLINE))
+        .step("deadline")?;
     ready.read_exact(&mut [0]).step("network namespace")?;
     let mut words = own_words(&["--die-with-parent"]);
     words.extend(options.pasta.iter().cloned());
     for (option, kind) in [("--userns", "user"), ("--netns", "net")] {
-        words.extend([option.into(), format!("/proc/{}/ns/{kind}", sandbox.id()).into()]);
+        words.extend([
+            option.into(),
+            format!("/proc/{}/ns/{kind}", sandbox.id()).into(),
+        ]);
     }
-    command_as_user(options, &words).stdin(Stdio::null()).stdout(Stdio::null()).spawn().step("cannot run pasta")
+    command_as_user(options, &words)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .step("cannot run pasta")
 }
 
 /// In the sandbox's process before bubblewrap: namespaces of its own, told to the parent on stdout, then wait until pasta set them up.
 fn connect_network() -> Outcome<()> {
-    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    let (uid, gid) = (
+        rustix::process::getuid().as_raw(),
+        rustix::process::getgid().as_raw(),
+    );
     unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNET).step("network namespace")?;
     fs::write("/proc/self/setgroups", "deny").step("groups of the network namespace")?;
-    fs::write("/proc/self/gid_map", format!("{gid} {gid} 1")).step("group map of the network namespace")?;
-    fs::write("/proc/self/uid_map", format!("{uid} {uid} 1")).step("user map of the network namespace")?;
+    fs::write("/proc/self/gid_map", format!("{gid} {gid} 1"))
+        .step("group map of the network namespace")?;
+    fs::write("/proc/self/uid_map", format!("{uid} {uid} 1"))
+        .step("user map of the network namespace")?;
     let mut stdout = io::stdout();
-    stdout.write_all(b"r").and_then(|()| stdout.flush()).step("tell the launcher")?;
-    let null = File::options().write(true).open("/dev/null").step("/dev/null")?;
+    stdout
+        .write_all(b"r")
+        .and_then(|()| stdout.flush())
+        .step("tell the launcher")?;
+    let null = File::options()
+        .write(true)
+        .open("/dev/null")
+        .step("/dev/null")?;
     rustix::stdio::dup2_stdout(&null).step("stdout")?;
     let started = Instant::now();
     while !has_route().step("read the routes")? {
@@ -307,15 +377,24 @@ fn connect_network() -> Outcome<()> {
 fn has_route() -> io::Result<bool> {
     let four = fs::read_to_string("/proc/self/net/route")?;
     let six = fs::read_to_string("/proc/self/net/ipv6_route").unwrap_or_default();
-    let default = |line: &str| line.starts_with("00000000000000000000000000000000 00 ") && !line.trim_end().ends_with(" lo");
+    let default = |line: &str| {
+        line.starts_with("00000000000000000000000000000000 00 ")
+            && !line.trim_end().ends_with(" lo")
+    };
     Ok(four.lines().count() > 1 || six.lines().any(default))
 }
 
 /// Until the sandbox ends; the end of the supervisor or of pasta ends it.
 fn wait(parent: &OwnedFd, sandbox: &mut Child, pasta: Option<Child>) -> io::Result<ExitStatus> {
     let watched = pidfd_open(Pid::from_child(sandbox), PidfdFlags::empty())?;
-    let network = pasta.as_ref().map(|child| pidfd_open(Pid::from_child(child), PidfdFlags::empty())).transpose()?;
-    let mut events = vec![PollFd::new(&watched, PollFlags::IN), PollFd::new(parent, PollFlags::IN)];
+    let network = pasta
+        .as_ref()
+        .map(|child| pidfd_open(Pid::from_child(child), PidfdFlags::empty()))
+        .transpose()?;
+    let mut events = vec![
+        PollFd::new(&watched, PollFlags::IN),
+        PollFd::new(parent, PollFlags::IN),
+    ];
     events.extend(network.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN)));
     while let Err(error) = poll(&mut events, None) {
         if error != rustix::io::Errno::INTR {
@@ -341,7 +420,9 @@ fn end(child: &mut Child) {
 fn remove_cgroups(cgroups: &[Cgroup]) {
     let started = Instant::now();
     for directory in cgroups.iter().filter_map(|cgroup| cgroup.join.parent()) {
-        while fs::remove_dir(directory).is_err_and(|error| error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error())) {
+        while fs::remove_dir(directory).is_err_and(|error| {
+            error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error())
+        }) {
             kill_members(directory);
             if started.elapsed() > REMOVAL_DEADLINE {
                 break;
@@ -353,7 +434,11 @@ fn remove_cgroups(cgroups: &[Cgroup]) {
 
 fn kill_members(directory: &Path) {
     let members = fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
-    for pid in members.lines().filter_map(|line| line.parse().ok()).filter_map(Pid::from_raw) {
+    for pid in members
+        .lines()
+        .filter_map(|line| line.parse().ok())
+        .filter_map(Pid::from_raw)
+    {
         let _ = rustix::process::kill_process(pid, Signal::KILL);
     }
 }
@@ -368,15 +453,29 @@ mod tests {
 
     #[test]
     fn options_end_at_the_command() {
-        let options = parse(&words("--uid 70 --stage /srv/a work --rlimit nproc 9 -- bwrap --uid 1000")).unwrap();
+        let options = parse(&words(
+            "--uid 70 --stage /srv/a work --rlimit nproc 9 -- bwrap --uid 1000",
+        ))
+        .unwrap();
         assert_eq!(options.uid, Some(70));
-        assert_eq!(options.stages, [(PathBuf::from("/srv/a"), PathBuf::from("/tmp/work"))]);
+        assert_eq!(
+            options.stages,
+            [(PathBuf::from("/srv/a"), PathBuf::from("/tmp/work"))]
+        );
         assert_eq!(options.command, words("bwrap --uid 1000"));
     }
 
     #[test]
     fn what_is_not_understood_is_refused() {
-        for text in ["", "--", "--uid x -- true", "--uid", "--rlimit fsize 1 -- true", "--unknown -- true", "true"] {
+        for text in [
+            "",
+            "--",
+            "--uid x -- true",
+            "--uid",
+            "--rlimit fsize 1 -- true",
+            "--unknown -- true",
+            "true",
+        ] {
             assert!(parse(&words(text)).is_none(), "{text}");
         }
     }

@@ -1,0 +1,105 @@
+//! The guest's own socket: `serve --listen` accepts on it, `connect` relays its standard streams to it.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::{Errno, read, write};
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{
+    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
+    listen as listen_on, shutdown, socket_with,
+};
+use rustix::process::getuid;
+
+use crate::tree;
+
+/// In the abstract namespace, which Landlock closes to jobs and which needs no writable place.
+const NAME: &[u8] = b"b4-guest";
+const BACKLOG: i32 = 16;
+const BUFFER: usize = 256 << 10;
+const TRY_AGAIN: Duration = Duration::from_millis(5);
+const UNAVAILABLE: i32 = 69;
+
+fn socket() -> Result<(OwnedFd, SocketAddrUnix), Errno> {
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    Ok((socket, SocketAddrUnix::new_abstract_name(NAME)?))
+}
+
+/// Listens for hosts.
+pub fn listen() -> Result<OwnedFd, Errno> {
+    let (socket, address) = socket()?;
+    bind(&socket, &address)?;
+    listen_on(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+/// Takes the next connection, if it comes from a host: the same user, started from outside this PID namespace.
+pub fn accept(listener: &OwnedFd) -> Option<OwnedFd> {
+    let socket = accept_with(listener, SocketFlags::CLOEXEC).ok()?;
+    let peer = socket_peercred(&socket).ok()?;
+    let from_outside = tree::parent(peer.pid.as_raw_nonzero().get()) == Some(0);
+    (peer.uid == getuid() && from_outside).then_some(socket)
+}
+
+/// Relays standard input and output to the guest until either ends.
+pub fn relay(timeout: Duration) -> Result<(), (i32, String)> {
+    let guest =
+        dial(timeout).map_err(|errno| (UNAVAILABLE, format!("no guest answers: {errno}")))?;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Either end of the stream ends the relay; what failed shows in the other direction.
+            let _ = copy(rustix::stdio::stdin(), guest.as_fd());
+            let _ = shutdown(&guest, Shutdown::Write);
+        });
+        let _ = copy(guest.as_fd(), rustix::stdio::stdout());
+        std::process::exit(0)
+    })
+}
+
+fn dial(timeout: Duration) -> Result<OwnedFd, Errno> {
+    let until = Instant::now() + timeout;
+    loop {
+        let (socket, address) = socket()?;
+        match rustix::net::connect(&socket, &address) {
+            Ok(()) => return Ok(socket),
+            Err(_) if Instant::now() < until => std::thread::sleep(TRY_AGAIN),
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
+    let mut buffer = vec![0; BUFFER];
+    loop {
+        let size = match read(from, &mut buffer[..]) {
+            Ok(0) => return Ok(()),
+            Ok(size) => size,
+            Err(Errno::INTR) => continue,
+            Err(Errno::AGAIN) => {
+                wait(from, PollFlags::IN)?;
+                continue;
+            }
+            Err(errno) => return Err(errno),
+        };
+        let mut rest = &buffer[..size];
+        while !rest.is_empty() {
+            match write(to, rest) {
+                Ok(written) => rest = &rest[written..],
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => wait(to, PollFlags::OUT)?,
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+}
+
+/// The other holder of a standard stream may have made it non-blocking.
+fn wait(fd: BorrowedFd<'_>, flags: PollFlags) -> Result<(), Errno> {
+    poll(&mut [PollFd::from_borrowed_fd(fd, flags)], None).map(drop)
+}

@@ -1,0 +1,125 @@
+//! The program inside every b4run sandbox: it runs commands and handles files for the host, over one framed stream.
+
+mod connect;
+mod connection;
+mod control;
+mod files;
+mod frames;
+mod job;
+mod jobs;
+mod launch;
+mod log;
+mod messages;
+mod nursery;
+mod outbox;
+mod reaper;
+mod server;
+mod stream;
+mod sys;
+mod tree;
+mod zygote;
+
+use std::ffi::{OsStr, OsString};
+use std::time::Duration;
+
+use rustix::io::fcntl_dupfd_cloexec;
+
+const USAGE: i32 = 64;
+const HELP: &str = "usage: b4-guest serve --root DIR [--stream FD] [--listen]
+       b4-guest connect [--timeout-ms N]
+       b4-guest launch ...
+       b4-guest version";
+
+fn main() {
+    let args: Vec<OsString> = std::env::args_os().skip(1).collect();
+    std::process::exit(dispatch(&args));
+}
+
+fn dispatch(args: &[OsString]) -> i32 {
+    let Some((command, rest)) = args.split_first() else {
+        return complain(USAGE, HELP);
+    };
+    match command.to_str() {
+        Some("serve") => match serve_options(rest) {
+            Ok(options) => {
+                server::run(options).map_or_else(|(code, reason)| complain(code, &reason), |()| 0)
+            }
+            Err(reason) => complain(USAGE, &reason),
+        },
+        Some("connect") => match timeout(rest) {
+            Some(timeout) => connect::relay(timeout)
+                .map_or_else(|(code, reason)| complain(code, &reason), |()| 0),
+            None => complain(USAGE, HELP),
+        },
+        Some("launch") => launch::main(rest),
+        Some("version") => {
+            println!(
+                "b4-guest {} protocol {}",
+                env!("CARGO_PKG_VERSION"),
+                messages::PROTOCOL
+            );
+            0
+        }
+        _ => complain(USAGE, HELP),
+    }
+}
+
+fn complain(code: i32, reason: &str) -> i32 {
+    eprintln!("b4-guest: {reason}");
+    code
+}
+
+fn serve_options(args: &[OsString]) -> Result<server::Options, String> {
+    let mut root = None;
+    let mut stream = None;
+    let (mut listen, mut without_openat2) = (false, false);
+    let mut args = args.iter().map(OsString::as_os_str);
+    while let Some(arg) = args.next() {
+        match arg.to_str() {
+            Some("--root") => root = args.next().map(OsStr::to_owned),
+            Some("--stream") => {
+                stream = Some(
+                    args.next()
+                        .and_then(number)
+                        .ok_or("--stream takes the number of a descriptor")?,
+                )
+            }
+            Some("--listen") => listen = true,
+            Some("--no-openat2") => without_openat2 = true,
+            _ => return Err(HELP.to_owned()),
+        }
+    }
+    let root = root.ok_or("--root takes the folder of the workspace")?;
+    if stream.is_none() && !listen {
+        return Err("serve needs --stream, --listen or both".to_owned());
+    }
+    let stream = match stream {
+        None => None,
+        Some(fd) => {
+            let inherited =
+                sys::inherited(fd).map_err(|error| format!("--stream {fd}: {error}"))?;
+            rustix::net::getsockname(&inherited)
+                .map_err(|errno| format!("--stream {fd} is no socket: {errno}"))?;
+            // Above the standard streams, which `serve` settles for itself.
+            Some(fcntl_dupfd_cloexec(&inherited, 3).map_err(|errno| errno.to_string())?)
+        }
+    };
+    Ok(server::Options {
+        root,
+        stream,
+        listen,
+        without_openat2,
+    })
+}
+
+fn timeout(args: &[OsString]) -> Option<Duration> {
+    match args {
+        [] => Some(Duration::from_secs(5)),
+        [name, value] if name == "--timeout-ms" => number(value).map(Duration::from_millis),
+        _ => None,
+    }
+}
+
+fn number<T: std::str::FromStr>(text: &OsStr) -> Option<T> {
+    text.to_str()?.parse().ok()
+}

@@ -1,0 +1,165 @@
+//! Where reapers come from: the zygote, a reaper in reserve, and what is to be done when either is killed.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::fs::MemfdFlags;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+use rustix::process::Rlimit;
+
+use crate::control::{self, Command, Order, Report};
+use crate::sys::{self, Reaped};
+use crate::tree;
+use crate::zygote::{Findings, Zygote};
+
+const AFTER_FAILURE: Duration = Duration::from_millis(100);
+
+pub struct Nursery {
+    zygote: Option<Zygote>,
+    limit: Rlimit,
+    /// A reaper that waits for its first order, so that a command costs one fork.
+    reserve: Option<Reserve>,
+    /// No reaper is put in reserve before, for the last one failed.
+    not_before: Instant,
+}
+
+struct Reserve {
+    control: OwnedFd,
+    /// 0 until it has said that it is ready.
+    pid: i32,
+}
+
+impl Nursery {
+    pub fn new(limit: Rlimit) -> Result<(Self, Findings), Errno> {
+        let (zygote, findings) = Zygote::start(limit)?;
+        Ok((
+            Self {
+                zygote: Some(zygote),
+                limit,
+                reserve: None,
+                not_before: Instant::now(),
+            },
+            findings,
+        ))
+    }
+
+    pub fn zygote(&self) -> Option<&OwnedFd> {
+        self.zygote.as_ref().map(|zygote| &zygote.socket)
+    }
+
+    pub fn reserve(&self) -> Option<&OwnedFd> {
+        self.reserve.as_ref().map(|reserve| &reserve.control)
+    }
+
+    /// The zygote has ended: the next reaper comes from a new one.
+    pub fn lose_zygote(&mut self) {
+        self.zygote = None;
+    }
+
+    /// A reaper was killed: who did it may have killed these too, and they are not asked any more.
+    pub fn distrust(&mut self) {
+        self.zygote = None;
+        self.reserve = None;
+    }
+
+    /// Reads what the reaper in reserve says: that it is ready, or that it is none.
+    pub fn hear_reserve(&mut self) {
+        let Some(reserve) = &mut self.reserve else {
+            return;
+        };
+        let mut message = [0; control::MAX_REPORT];
+        let received = control::receive(&reserve.control, &mut message, RecvFlags::DONTWAIT);
+        let report = received
+            .ok()
+            .and_then(|(size, _)| control::decode::<Report>(&message[..size]));
+        if let Some(Report {
+            ready: Some(pid), ..
+        }) = report
+        {
+            reserve.pid = pid;
+        } else {
+            self.reserve = None;
+            self.not_before = Instant::now() + AFTER_FAILURE;
+        }
+    }
+
+    /// Makes sure that a reaper is in reserve. Without one, the next command only takes longer.
+    pub fn prepare(&mut self) {
+        if self.reserve.is_none() && self.not_before <= Instant::now() {
+            self.reserve = self
+                .reaper()
+                .ok()
+                .map(|control| Reserve { control, pid: 0 });
+        }
+    }
+
+    fn reaper(&mut self) -> Result<OwnedFd, Errno> {
+        if let Some(zygote) = &self.zygote {
+            match zygote.reaper() {
+                Err(Errno::PIPE | Errno::CONNRESET) => {}
+                other => return other,
+            }
+        }
+        let (zygote, _) = Zygote::start(self.limit)?;
+        self.zygote.insert(zygote).reaper()
+    }
+
+    /// Hands a command to a reaper; returns its control socket and its pid, 0 where it has yet to say.
+    pub fn start(
+        &mut self,
+        command: Command,
+        fds: [BorrowedFd<'_>; 4],
+    ) -> Result<(OwnedFd, i32), Errno> {
+        let message = control::encode(&Order::Start(command));
+        if let Some(Reserve { control, pid }) = self.reserve.take()
+            && send_command(&control, &message, fds).is_ok()
+        {
+            return Ok((control, pid));
+        }
+        let control = self.reaper()?;
+        send_command(&control, &message, fds)?;
+        Ok((control, 0))
+    }
+
+    pub fn reserve_pid(&self) -> Option<i32> {
+        self.reserve.as_ref().map(|reserve| reserve.pid)
+    }
+
+    /// Reaps what has ended and kills what landed here because its reaper was killed; false when something is still left.
+    /// `reapers` are those of running jobs.
+    pub fn clear_orphans(&self, reapers: &[i32]) -> bool {
+        while let Reaped::Child(_) = sys::reap() {}
+        let me = std::process::id().cast_signed();
+        let zygote = self.zygote.as_ref().map_or(0, |zygote| zygote.pid);
+        let orphans = || -> Vec<i32> {
+            let unknown = tree::children(me)
+                .into_iter()
+                .filter(|pid| *pid != zygote && !reapers.contains(pid));
+            unknown
+                .flat_map(|pid| [vec![pid], tree::below(pid)].concat())
+                .collect()
+        };
+        tree::kill(orphans);
+        while let Reaped::Child(_) = sys::reap() {}
+        orphans().is_empty()
+    }
+}
+
+fn send_command(reaper: &OwnedFd, message: &[u8], fds: [BorrowedFd<'_>; 4]) -> Result<(), Errno> {
+    if message.len() <= control::MAX_MESSAGE {
+        return control::send(reaper, message, &fds, SendFlags::DONTWAIT);
+    }
+    let mut file = File::from(rustix::fs::memfd_create("command", MemfdFlags::CLOEXEC)?);
+    file.write_all(message)
+        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    let [cwd, stdin, stdout, stderr] = fds;
+    control::send(
+        reaper,
+        &control::encode(&Order::StartFromFile),
+        &[cwd, stdin, stdout, stderr, file.as_fd()],
+        SendFlags::DONTWAIT,
+    )
+}
