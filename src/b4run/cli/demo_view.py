@@ -88,7 +88,7 @@ class View:
 
 def _cut(text: str, width: int) -> str:
     shown = printable(text)
-    return shown if len(shown) < width else f"{shown[: width - 2]}… "
+    return shown if len(shown) < width else f"{shown[: width - 2]}…"
 
 
 def _duration(milliseconds: float) -> str:
