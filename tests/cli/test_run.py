@@ -95,6 +95,12 @@ def test_a_turn_is_one_document(b4: B4, app: Path) -> None:
     assert "a line from b4_config.py" in outcome.err
 
 
+def test_warnings_about_the_app_are_diagnostics(b4: B4, app: Path) -> None:
+    (app / "b4_config.py").write_text(CONFIG.replace(", network=Deny()", ""))
+    (warning,) = b4("run", "/fix", "list").json["diagnostics"]
+    assert (warning["severity"], warning["key"]) == ("warning", "sandbox.network")
+
+
 def test_json_comes_from_standard_input(b4: B4, stdin: Any) -> None:
     stdin(b'"list"')
     assert b4("run", "/fix").json["output"] == "There is nothing."
@@ -255,6 +261,9 @@ def test_a_conversation_goes_on_until_the_input_ends(app: Path) -> None:
         terminal.until("> ")
         terminal.type("list\n")
         terminal.until("There is nothing.")
+        terminal.until("> ")
+        terminal.type("nothing of the script\n")
+        terminal.until("[B4_E")
         terminal.until("> ")
         terminal.type("again\n")
         terminal.until("Again.")

@@ -132,6 +132,12 @@ def test_files_stay_and_are_read_listed_and_removed(sandbox: Sandbox) -> None:
     assert sandbox("read", "--thread", "t-1").returncode == 1
 
 
+def test_names_that_are_not_utf8_come_and_go_as_bytes(sandbox: Sandbox) -> None:
+    sandbox("exec", "--thread", "t-1", "--", "sh", "-c", "printf hi > \"$(printf 'caf\\351')\"")
+    assert sandbox("read", "--thread", "t-1").stdout == b"caf\xe9\n"
+    assert sandbox("read", "--thread", "t-1", os.fsdecode(b"caf\xe9")).stdout == b"hi"
+
+
 def test_reading_leads_to_nothing_outside(sandbox: Sandbox) -> None:
     sandbox("exec", "--thread", "t-1", "--", "ln", "-s", "/etc/hostname", "link")
     for path in ("link", "../../etc/hostname", "/etc/hostname"):

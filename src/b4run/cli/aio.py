@@ -70,10 +70,11 @@ async def _read_stdin() -> AsyncIterator[bytes]:
     def pump() -> None:
         # A thread of its own: a read that never returns must not hold up the end of the process.
         with contextlib.suppress(CancelledError, RuntimeError):
-            data = b"."
-            while data:
+            while True:
                 data = os.read(0, _STDIN_CHUNK)
                 asyncio.run_coroutine_threadsafe(chunks.put(data), loop).result()
+                if not data:
+                    return
 
     threading.Thread(target=pump, name="stdin", daemon=True).start()
     while data := await chunks.get():

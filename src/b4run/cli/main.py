@@ -95,6 +95,7 @@ def help_text() -> str:
 def _execute(command: str, arguments: list[str]) -> int:
     from b4run.cli.parser import parse
 
+    options = None
     try:
         options = parse(command, COMMANDS[command], arguments)
         code = int(options.execute(options))
@@ -105,7 +106,7 @@ def _execute(command: str, arguments: list[str]) -> int:
     except Exception as error:  # noqa: BLE001 - the one place where every failure becomes a message
         from b4run.cli.failure import report
 
-        return report(error, debug="--debug" in arguments)
+        return report(error, debug=options.debug if options else "--debug" in arguments)
 
 
 def _usage(message: str) -> int:

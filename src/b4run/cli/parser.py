@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import os
+import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -31,12 +33,14 @@ def parse(command: str, summary: str, arguments: Sequence[str]) -> argparse.Name
     options = parser.parse_args(arguments)
     if not hasattr(options, "execute"):
         parser.error("name one of its commands")
-    _set_up_logging(options.debug)
+    _set_up_streams(options.debug)
     return options
 
 
-def _set_up_logging(debug: bool) -> None:
-    """What a command has to say it says itself; the log is for `--debug`."""
+def _set_up_streams(debug: bool) -> None:
+    """Let file names that are not UTF-8 pass. What a command has to say it says itself; the log is for `--debug`."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")
     if debug:
         logging.basicConfig(level=logging.DEBUG, format="%(name)s: %(message)s")
     else:

@@ -58,6 +58,7 @@ class _Document:
     file: str | None = None
     output: Any = None
     error: dict[str, Any] | None = None
+    diagnostics: list[dict[str, Any]] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         document = {
@@ -73,7 +74,8 @@ class _Document:
             "threadId": self.thread_id,
             "status": "passed" if self.error is None else "failed",
         }
-        return document if self.error is None else document | {"error": self.error}
+        extra = {"diagnostics": self.diagnostics, "error": self.error}
+        return document | {key: value for key, value in extra.items() if value}
 
 
 def _as_document(options: argparse.Namespace, thread_id: str) -> int:
@@ -101,7 +103,7 @@ async def _turn(options: argparse.Namespace, document: _Document) -> None:
 
     given = _input(options.text)
     async with open_app(options.app, can_ask=False) as app:
-        document.root = app.root
+        document.root, document.diagnostics = app.root, [warning.as_dict() for warning in app.warnings]
         route = _route(app, options.route)
         document.route, document.mode, document.file = route.id, route.kind, str(app.root / route.file)
         async with _deadline(options):
@@ -176,9 +178,8 @@ async def _next_line() -> str | None:
 
 
 async def _take_turn(app: App, route: str, given: Any, thread_id: str) -> None:
-    screen = Screen()
-    result = await app.runtime.run(route, given, thread_id=thread_id, on_event=screen.show)
-    screen.end()
+    with Screen() as screen:
+        result = await app.runtime.run(route, given, thread_id=thread_id, on_event=screen.show)
     if result.interrupts:
         await _settle(app, route, thread_id, result.interrupts)
 
@@ -187,6 +188,5 @@ async def _settle(app: App, route: str, thread_id: str, waiting: Sequence[Interr
     """Ask for every approval that the run waits for, until it ends."""
     while waiting:
         answers = {interrupt.id: await ask(interrupt.prompt) for interrupt in waiting}
-        screen = Screen()
-        waiting = (await app.runtime.resume(route, answers, thread_id=thread_id, on_event=screen.show)).interrupts
-        screen.end()
+        with Screen() as screen:
+            waiting = (await app.runtime.resume(route, answers, thread_id=thread_id, on_event=screen.show)).interrupts

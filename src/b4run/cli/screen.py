@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from typing import Self
 
 from b4run.agents import Chunk, Event, SubagentEnd, SubagentEvent, SubagentStart, ToolCall, ToolResult
 from b4run.cli.calls import cut, duration, subject, summary
@@ -13,7 +14,7 @@ _WIDTH = 100
 
 
 class Screen:
-    """Shows the events of a run in their order."""
+    """Shows the events of a run in their order; leaving it closes the line that the agent's text left open."""
 
     def __init__(self) -> None:
         self._subjects: dict[str, str] = {}
@@ -32,8 +33,13 @@ class Screen:
             case SubagentEnd(name=name, depth=depth, error=error):
                 self._note(f"{_indent(depth)}{printable(name)} {'ends' if error is None else f'failed: {printable(error)}'}")
 
-    def end(self) -> None:
-        """Close the line that the agent's text left open."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._close_line()
+
+    def _close_line(self) -> None:
         if self._mid_line:
             print(flush=True)
             self._mid_line = False
@@ -54,7 +60,7 @@ class Screen:
         self._note(f"{_indent(depth)}{coloured(mark, colour, sys.stderr)} {cut(asked, _WIDTH // 2)}  {duration(event.duration_ms)}  {told}")
 
     def _note(self, text: str) -> None:
-        self.end()
+        self._close_line()
         note(text)
 
 
