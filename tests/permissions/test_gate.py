@@ -235,7 +235,7 @@ def test_prompts_have_ids_of_their_own():
     assert interrupt_payload(DISPATCH)["interruptId"] != interrupt_payload(DISPATCH)["interruptId"]
 
 
-@pytest.mark.parametrize("request_", UNKNOWN + ALLOWED)
+@pytest.mark.parametrize("request_", [*UNKNOWN, *ALLOWED, CommandRequest("CI=1 sh x"), CommandRequest("a && a b")])
 async def test_a_suggested_pattern_would_have_covered_its_request(request_):
     allow = read_rules({request_.key: [request_.suggested_pattern]}, where="x")
     decision = await PermissionGate(mode=PermissionMode.NON_INTERACTIVE, allow=allow).decide(request_, thread_id="t-1")

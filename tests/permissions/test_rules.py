@@ -53,7 +53,7 @@ def test_the_environment_overrides_the_mode(mode):
 
 @pytest.mark.parametrize("value", ["", "Bypass", "yolo"])
 def test_a_bad_mode_is_refused_with_those_allowed(value):
-    with pytest.raises(ConfigurationError, match="B4_PERMISSIONS_MODE is .*; allowed: interactive, non-interactive, bypass"):
+    with pytest.raises(ConfigurationError, match=r"B4_PERMISSIONS_MODE is .*; allowed: interactive, non-interactive, bypass"):
         mode_in_force("bypass", {"B4_PERMISSIONS_MODE": value})
 
 

@@ -67,6 +67,7 @@ xargs rm
 xargs -n 1 rm -f
 env sudo nohup rm
 busybox rm x
+busybox sh -c 'rm x'
 find . -exec rm {} ;
 find . -name x -ok rm {} +
 sh -c 'rm x'
@@ -177,6 +178,10 @@ def test_what_hides_its_commands_is_not_clear(command):
 
 def test_without_denials_nothing_is_in_doubt():
     assert denial("$x", []) == (Hit.NO, None)
+
+
+def test_a_denial_that_stands_twice_is_one():
+    assert denial("ls", ["rm", "rm"]) == (Hit.NO, None)
 
 
 def test_the_rule_may_name_a_path():

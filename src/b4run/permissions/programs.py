@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "mksh", "zsh", "fish", "rbash", "busybox", "toybox"})
+SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "mksh", "zsh", "fish", "rbash"})
 """Take a script from `-c`, a file, or standard input."""
 
 _RUNTIMES = re.compile(
@@ -51,6 +51,8 @@ WRAPPERS = EVALUATORS | frozenset(
         "unshare",
         "xargs",
         "bwrap",
+        "busybox",
+        "toybox",
     ]
 )
 """Run the command that some of their arguments are."""
@@ -124,7 +126,7 @@ def only_exact(rule: tuple[str, ...]) -> bool:
     """
     name, rest = rule[0], rule[1:]
     program = base_name(name)
-    if program in WRAPPERS or program in _SHELL_STATE or program in _INLINE or program in ("busybox", "toybox"):
+    if program in WRAPPERS or program in _SHELL_STATE or program in _INLINE:
         return True
     if is_shell(name) or is_runtime(name):
         script = rest[:1] if rest[:1] != ("-m",) else rest[1:2]

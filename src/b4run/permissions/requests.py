@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from b4run.permissions.rules import Key, subagent_pattern
-from b4run.permissions.shell import is_simple
+from b4run.permissions.shell import covering_rule
 
 _PREVIEW = 500
 _BASE36 = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -35,7 +35,8 @@ class CommandRequest:
     @property
     def suggested_pattern(self) -> str:
         """The first two words, where a rule of them would cover the command; else the command itself."""
-        return " ".join(self.command.split()[:2]) if is_simple(self.command) else self.command
+        pattern = " ".join(self.command.split()[:2])
+        return self.command if covering_rule(self.command, [pattern]) is None else pattern
 
     def detail(self) -> dict[str, Any]:
         return {"command": self.command}

@@ -81,17 +81,15 @@ class CommandSearch:
         """Look into the arguments of a program that runs others."""
         program = base_name(name)
         if is_shell(name):
-            self._follow_shell(program, arguments, nested)
-        if program in WRAPPERS or is_find(name) or program in ("busybox", "toybox"):
+            self._follow_shell(arguments, nested)
+        if program in WRAPPERS or is_find(name):
             self._follow_wrapper(program, arguments, nested)
         if runs_text(name):
             self._loose.extend(_tokens(word.value) for word in arguments)
         if is_runtime(name) and all(word.value.startswith("-") for word in arguments):
             self._code_from_input = True
 
-    def _follow_shell(self, program: str, arguments: list[Word], nested: int) -> None:
-        if program in ("busybox", "toybox"):
-            return
+    def _follow_shell(self, arguments: list[Word], nested: int) -> None:
         index = next((i for i, word in enumerate(arguments) if not word.value.startswith(("-", "+"))), None)
         takes_script = any(re.fullmatch(r"-[A-Za-z]*c[A-Za-z]*", word.value) for word in arguments[: index or 0])
         if index is None or any(word.value == "-s" for word in arguments[:index]):
@@ -110,7 +108,7 @@ class CommandSearch:
         for index, word in enumerate(arguments):
             self._commands.append((base_name(word.value), *(rest.value for rest in arguments[index + 1 :])))
             if is_shell(word.value):
-                self._follow_shell(base_name(word.value), arguments[index + 1 :], nested)
+                self._follow_shell(arguments[index + 1 :], nested)
             if runs_text(word.value):
                 self._loose.extend(_tokens(rest.value) for rest in arguments[index + 1 :])
             if any(sign in word.value for sign in " \t\n;&|$`("):

@@ -96,13 +96,7 @@ def denial(command: str, rules: Sequence[str]) -> tuple[Hit, str | None]:
     for rule, words in wanted.items():
         if search.runs(words):
             return Hit.YES, rule
-    return (Hit.UNKNOWN if search.uncertain or len(wanted) < len(rules) else Hit.NO), None
-
-
-def is_simple(command: str) -> bool:
-    """Return whether a prefix of the command's words could be a rule that covers it."""
-    words = plain_words(command)
-    return words is not None and not only_exact(words[:2])
+    return (Hit.UNKNOWN if search.uncertain or len(wanted) < len(set(rules)) else Hit.NO), None
 
 
 _GLOB_TAIL = re.compile(r"(?:^|[\s:])\*$")
@@ -114,7 +108,6 @@ def rule_fault(rule: str, *, denies: bool) -> str | None:
         return "ends in `*`; leave it out: a rule covers whatever words follow"
     if not denies:
         return None
-    words = plain_words(rule)
-    if words is None:
+    if plain_words(rule) is None:
         return "is no simple command of fixed words; a denial names a command, such as 'rm' or 'git push'"
     return None

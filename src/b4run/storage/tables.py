@@ -23,4 +23,4 @@ grants = Table(
     Index("grants_thread", "thread_id"),
     sqlite_autoincrement=True,
 )
-"""Permissions that people gave. `thread_id` is null for the whole app; `digest` makes a grant unique, for a pattern is too long to index."""
+"""Permissions that people gave. `thread_id` is null for the whole app; `digest` makes a grant unique: a pattern is too long to index."""
