@@ -6,17 +6,17 @@ import argparse
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from b4run.cli.aio import run_async
-from b4run.cli.demo_files import packaged_files
-from b4run.cli.demo_run import Python, Repair, find_python, repair
-from b4run.cli.demo_view import View
 from b4run.cli.main import EXIT_FAILED
 from b4run.cli.output import print_json
 from b4run.cli.parser import add_json
-from b4run.sandbox.contract import SandboxProvider
+
+if TYPE_CHECKING:
+    from b4run.cli.demo_run import Python, Repair
+    from b4run.cli.demo_view import View
+    from b4run.sandbox.contract import SandboxProvider
 
 
 def _bubblewrap(state_dir: Path, python: Python) -> SandboxProvider:
@@ -36,6 +36,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _demo(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from b4run.cli.demo_files import packaged_files
+    from b4run.cli.demo_run import find_python, repair
+    from b4run.cli.demo_view import View
+
     view = View(Console(highlight=False, quiet=options.json))
     python = find_python()
     view.note(f"{len(packaged_files())} files of a Python project go into a {options.provider} sandbox, its network closed.")
