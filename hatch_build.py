@@ -26,7 +26,7 @@ PLACE = ROOT / "src" / "b4run" / "_guest"
 
 NO_CARGO = """\
 b4run needs Rust to build its guest, the small program that runs inside every sandbox, and `cargo` was not found.
-  Install it with rustup (https://rustup.rs), or on Debian and Ubuntu with `apt-get install rustup && rustup default stable`; Rust 1.88 or newer.
+  Install Rust 1.88 or newer with rustup (https://rustup.rs).
   A C linker is needed too: `apt-get install gcc libc6-dev`.
 """
 

@@ -31,7 +31,7 @@ async def fork_exec_ms() -> float:
 
 async def bwrap_ms() -> float:
     """A bare bubblewrap around /bin/true: the same namespaces and the same view of the host's programs, nothing else."""
-    arguments = ["--unshare-all", *program_mounts(), "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]  # noqa: S108 - inside the sandbox
+    arguments = ["--unshare-all", *program_mounts(), "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
     bwrap = find_bubblewrap().path
 
     async def once() -> None:

@@ -73,9 +73,9 @@ python -m bench --only exec floor                 # some of them
 {table}
 ```
 
-Floors are measured in the same run, so that ratios hold where absolute times do not: `floor.fork_exec_ms` starts and awaits `/bin/true`,
-`floor.bwrap_ms` wraps it in a bare bubblewrap, `floor.python_ms` is an empty interpreter. A warm command is `sandbox.exec.run("true")`, a shell
-included; the first command counts everything from nothing to its answer. Network is denied in all of them.
+Floors are measured in the same run, so that ratios hold where absolute times do not: `floor.fork_exec_ms` starts and awaits
+`/bin/true`, `floor.bwrap_ms` wraps it in a bare bubblewrap, `floor.python_ms` is an empty interpreter. A warm command is
+`sandbox.exec.run("true")`, a shell included; the first command counts everything from nothing to its answer. Network is denied in all.
 """
 
 

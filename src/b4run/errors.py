@@ -197,7 +197,7 @@ class DelegationInvalid(AppInvalid):
     """Route {route}: {reason}"""
 
     code = "B4_E1004"
-    hint = "Register each subagent once, under a name of letters, digits, `_` and `-`; `task` hands work to them and is not a tool of theirs."
+    hint = "Register each subagent once, under a name of letters, digits, `_` and `-`; `task` is no tool of theirs."
 
 
 class RouteUnknown(AppInvalid):

@@ -149,8 +149,8 @@ class Call(Generic[T]):
     """An open stream, from the host's side."""
 
     __slots__ = (
-        "_credit_waiter", "_ended", "_held", "_loop", "_owed", "_room", "cancelled", "credit", "end", "expires", "failure", "feeder", "heard", "open", "plan",
-        "stream",
+        "_credit_waiter", "_ended", "_held", "_loop", "_owed", "_room", "cancelled", "credit", "end", "expires", "failure", "feeder",
+        "heard", "open", "plan", "stream",
     )  # fmt: skip
 
     def __init__(self, plan: Plan[T], stream: int, loop: asyncio.AbstractEventLoop, now: float) -> None:

@@ -13,7 +13,7 @@ NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 HOST = {kind: f"{kind}:[1]" for kind in NAMESPACES}
 GOOD = {
     "Uid:": "1000 1000 1000 1000", "Gid:": "1000 1000 1000 1000", "NoNewPrivs:": "1", "Seccomp:": "2",
-    **{name: "0000000000000000" for name in ("CapPrm:", "CapEff:", "CapBnd:", "CapAmb:")},
+    **dict.fromkeys(("CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"), "0000000000000000"),
     **{f"ns.{kind}": f"{kind}:[2]" for kind in NAMESPACES},
     "root": "read-only", "usr": "read-only", "shadow": "hidden", "interface.lo:": "",
 }  # fmt: skip

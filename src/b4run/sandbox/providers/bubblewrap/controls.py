@@ -12,7 +12,10 @@ from b4run.sandbox.policy import Allow, SandboxPolicy
 from b4run.sandbox.providers.bubblewrap.cgroups import Home
 from b4run.sandbox.providers.bubblewrap.network import obstacle
 
-_CGROUP_REMEDY = "Start as root, or where control groups are delegated to you: `systemd-run --user --scope -p Delegate=yes …`, or a service with `Delegate=yes`."
+_CGROUP_REMEDY = (
+    "Start as root, or where control groups are delegated to you: "
+    "`systemd-run --user --scope -p Delegate=yes …`, or a service with `Delegate=yes`."
+)
 _LANDLOCK_CREATE_RULESET = 444
 _LANDLOCK_VERSION = 1
 _LANDLOCK_SIGNAL_SCOPES = 6

@@ -170,7 +170,10 @@ def launch_arguments(place: Place, group: Group, *, as_root: bool) -> list[str]:
 
 
 def guest_arguments(limits: Limits, group: Group) -> list[str]:
-    """Return the command inside. Limits without a control group become resource limits there, where the kernel counts this user namespace alone."""
+    """Return the command inside.
+
+    Limits without a control group become resource limits there, where the kernel counts this user namespace alone.
+    """
     serve = [GUEST_PATH, "serve", "--root", WORKSPACE_ROOT, "--stream", "0"]
     wanted: list[str] = []
     if limits.pids is not None and "pids" not in group.controllers:

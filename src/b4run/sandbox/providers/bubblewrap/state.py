@@ -1,8 +1,8 @@
 """What outlives a process: one folder per thread below the state directory, and the locks that say who holds which.
 
 `<resource id>/meta.json` and `<resource id>/workspace/` appear together, by one rename; destroying renames the folder to a tombstone
-first, so that a crash leaves either a thread or something to sweep. The holder of a thread keeps an exclusive lock on `locks/<resource id>`,
-which also records its pid and the control groups that it made.
+first, so that a crash leaves either a thread or something to sweep. The holder of a thread keeps an exclusive lock on
+`locks/<resource id>`, which also records its pid and the control groups that it made.
 """
 
 from __future__ import annotations
