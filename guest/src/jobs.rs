@@ -108,12 +108,9 @@ impl Jobs {
                 ));
             }
         };
+        let scripted = exec.shell.is_some();
         let argv = argv(exec.argv, exec.shell)?;
-        let command = cut(&argv
-            .iter()
-            .map(|word| word.as_slice())
-            .collect::<Vec<_>>()
-            .join(&b' '));
+        let command = as_given(if scripted { &argv[2..] } else { &argv });
         let cwd = match &exec.cwd {
             None => None,
             Some(cwd) => Some(self.root.directory(cwd)?),
@@ -394,23 +391,18 @@ fn merged(base: &Environment, over: &Environment) -> Vec<ByteBuf> {
         .collect()
 }
 
-fn cut(command: &[u8]) -> ByteBuf {
-    ByteBuf::from(&command[..command.len().min(MAX_COMMAND)])
-}
-
-/// A pipe: the guest's end to read from, with `flags`, and the job's end. All numbers are above 2.
-fn pipe(flags: OFlags) -> Result<(OwnedFd, OwnedFd), Errno> {
-    let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
-    rustix::fs::fcntl_setfl(&ours, flags)?;
-    Ok((ours, theirs))
-}
-
-/// Opens `/dev/null` above the standard descriptors.
-pub fn open_null() -> Result<OwnedFd, Errno> {
-    let null = rustix::fs::open(
-        "/dev/null",
-        OFlags::RDWR | OFlags::CLOEXEC,
-        rustix::fs::Mode::empty(),
-    )?;
-    fcntl_dupfd_cloexec(null, 3)
+/// A command as the list of jobs shows it: the script, or the words of the argv; the beginning of a long one.
+fn as_given(words: &[ByteBuf]) -> ByteBuf {
+    let mut text = Vec::new();
+    for word in words {
+        if !text.is_empty() {
+            text.push(b' ');
+        }
+        text.extend_from_slice(&word[..word.len().min(MAX_COMMAND)]);
+        if text.len() >= MAX_COMMAND {
+            text.truncate(MAX_COMMAND);
+            break;
+        }
+    }
+    ByteBuf::from(text)
 }
