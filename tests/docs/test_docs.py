@@ -90,7 +90,9 @@ def test_there_are_blocks_to_look_at() -> None:
     }
 
 
-async def test_the_library_snippet_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_library_snippet_of_the_readme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     page = ROOT / "README.md"
     [block] = [block for block in blocks(page) if "asyncio.run(main())" in block]

@@ -1,7 +1,7 @@
 """What a denial hits: its command, wherever and however it stands in the line."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from b4run.permissions.shell import Hit, denial
@@ -203,6 +203,8 @@ WRAPPED = st.recursive(
 
 
 @given(WRAPPED)
+@example("(env if true; then rm x; fi)")
+@example("nohup while true; do rm x; done")
 def test_no_wrapping_hides_a_command(command):
     assert denial(command, RULES) == (Hit.YES, "rm")
 

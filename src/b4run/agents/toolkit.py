@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 from langchain_core.tools import BaseTool, StructuredTool
@@ -63,7 +64,7 @@ def _structured(name: str, description: str, arguments: type[BaseModel], run: Ca
 
 def _arguments(function: Tool) -> tuple[type[BaseModel], str | None]:
     """Return the model of what the caller gives, and the name of the parameter that takes the context."""
-    hints = get_type_hints(function, include_extras=True)
+    hints = _hints(function)
     fields: dict[str, Any] = {}
     context = None
     for name, parameter in inspect.signature(function).parameters.items():
@@ -81,6 +82,18 @@ def _arguments(function: Tool) -> tuple[type[BaseModel], str | None]:
     except Exception as error:
         raise ToolFileInvalid(
             file=function.__code__.co_filename, reason=f"{function.__name__} has no schema ({type(error).__name__})"
+        ) from error
+
+
+def _hints(function: Tool) -> dict[str, Any]:
+    """Return the types of the parameters. What the function returns makes no schema, so its type may be known to the function alone."""
+    defined = inspect.unwrap(function)
+    written = {name: hint for name, hint in inspect.get_annotations(defined).items() if name != "return"}
+    try:
+        return get_type_hints(SimpleNamespace(__annotations__=written), globalns=defined.__globals__, include_extras=True)
+    except NameError as error:
+        raise ToolFileInvalid(
+            file=defined.__code__.co_filename, reason=f"a type of {function.__name__} is not known at the top of its file: {error.name!r}"
         ) from error
 
 

@@ -18,6 +18,8 @@ _MAX_NESTED = 8
 _MAX_READINGS = 200
 _MAX_SECONDS = 0.5
 _KEYWORD_COMMANDS = ("declaration_command", "unset_command", "test_command")
+_RESERVED = frozenset({"!", "{", "if", "then", "elif", "else", "while", "until", "do"})
+"""Words that the parser may take for a command's name where its grammar is off the shell's; the command is what follows."""
 _SPLIT = re.compile(r"[^\w.+@-]+")
 _QUOTES = re.compile(r"""['"\\]""")
 
@@ -68,7 +70,7 @@ class CommandSearch:
                 self.uncertain = True
 
     def _add(self, words: list[Word], nested: int) -> None:
-        while words and words[0].assignment:
+        while words and (words[0].assignment or words[0].value in _RESERVED):
             words = words[1:]
         if not words:
             return

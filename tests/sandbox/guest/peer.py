@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgpack
 
+from b4run.sandbox.guest.channel import Channel
 from b4run.sandbox.guest.client import GuestClient, Timing
 from b4run.sandbox.guest.frames import FrameType
 from b4run.sandbox.guest.handle import GuestSandbox
@@ -100,13 +101,26 @@ class Peer:
         return data
 
 
+class PlainChannel:
+    """A channel that is awaited and never sends at once, as over HTTP or a pipe to another program."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        inner = SocketChannel(sock)
+        self.receive, self.send, self.close = inner.receive, inner.send, inner.close
+
+    def try_send(self, data: bytes) -> int:
+        return 0
+
+
 @asynccontextmanager
-async def connected(timing: Timing | None = None) -> AsyncIterator[tuple[Peer, GuestSandbox, GuestClient]]:
+async def connected(
+    timing: Timing | None = None, *, dial: Callable[[socket.socket], Channel] = SocketChannel
+) -> AsyncIterator[tuple[Peer, GuestSandbox, GuestClient]]:
     ours, theirs = socket.socketpair()
     peer = Peer(theirs)
     try:
         await peer.send(FrameType.HELLO, 0, HELLO)
-        client = await GuestClient.connect(SocketChannel(ours), thread_id="t-1", environment={"A": "1"}, timing=timing)
+        client = await GuestClient.connect(dial(ours), thread_id="t-1", environment={"A": "1"}, timing=timing)
 
         async def nothing_more() -> None:
             return

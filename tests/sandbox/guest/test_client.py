@@ -18,7 +18,7 @@ from b4run.sandbox.guest.frames import MAX_DATA, WINDOW, FrameType
 from b4run.sandbox.guest.handle import GuestSandbox
 from b4run.sandbox.guest.stream_channel import SocketChannel
 
-from .peer import ENTRY, HELLO, RESULT, VERSION, Peer, connected
+from .peer import ENTRY, HELLO, RESULT, VERSION, Peer, PlainChannel, connected
 from .vectors import raw, section
 
 HASTY = Timing(tick=0.02, ping_after=0.06, answer_within=0.3, quiet=0.15, margin=0.15)
@@ -194,6 +194,26 @@ async def test_an_iterator_that_fails_cancels_the_command_and_its_error_is_raise
         await peer.respond(stream, **RESULT | {"cause": "cancelled", "exit_code": 143})
         with pytest.raises(LookupError, match="mine"):
             await call
+
+
+# A transport that cannot push
+
+
+async def test_an_awaited_channel_does_the_same() -> None:
+    async with connected(dial=PlainChannel) as (peer, sandbox, _):
+        call = going(sandbox.exec.run("cat", stdin=bytes(WINDOW)))
+        stream = await request(peer)
+        got = 0
+        while got < WINDOW:
+            got += len((await peer.expect(FrameType.DATA))[1]) - 1
+        assert await peer.expect(FrameType.END) == (stream, b"\0")
+        await peer.data(stream, 1, b"out")
+        await peer.respond(stream, **RESULT | {"stdout": {"total": 3, "head": 3, "tail": 0}})
+        assert (await call).stdout == "out"
+        call = going(sandbox.exec.run("sleep"))
+        await request(peer)
+        peer.sock.close()
+        await lost(call, "ended")
 
 
 # Refusals

@@ -107,7 +107,10 @@ class GuestExec:
         plan = Plan(
             "the list of jobs", {"op": "job.list"}, lambda answer: [read_job(job) for job in items(answer, "jobs")], patience=_QUICK
         )
-        return await self._client.request(plan)
+        try:
+            return await self._client.request(plan)
+        except GuestRefusal as refusal:
+            raise CommandRefused(reason=f"the guest answered the list of jobs with {refusal.code!r}") from None
 
     def job(self, job_id: int) -> Job:
         return GuestJob(self._client, job_id, self._judged)
