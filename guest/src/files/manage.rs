@@ -54,27 +54,35 @@ struct RenameRequest {
 
 pub fn mkdir(root: &Root, payload: &[u8], stream: &Stream) -> Result<(), Failure> {
     let request: MkdirRequest = decode(payload)?;
-    let place = root.resolve(
-        &request.path,
-        How {
-            follow: true,
-            parents: request.parents,
-            ..How::default()
-        },
-    )?;
+    let how = How {
+        parents: request.parents,
+        ..How::default()
+    };
+    let place = root.resolve(&request.path, how)?;
     let mode = Mode::from_raw_mode(request.mode.unwrap_or(NEW_MODE) & 0o7777);
     let created = match mkdirat(&place.parent, place.name(), mode) {
         Ok(()) => {
             chmodat(&place.parent, place.name(), mode, AtFlags::empty())?;
             true
         }
-        Err(Errno::EXIST) if request.parents && kind(&place.stat()?) == FileType::Directory => {
-            false
-        }
+        Err(Errno::EXIST) if request.parents && leads_to_folder(root, &request.path)? => false,
         Err(errno) => return Err(errno.into()),
     };
     respond(stream, [], &MkdirAnswer { created });
     Ok(())
+}
+
+/// Whether a path is a directory, or a link to one within the workspace.
+fn leads_to_folder(root: &Root, path: &[u8]) -> Result<bool, Failure> {
+    let follow = How {
+        follow: true,
+        ..How::default()
+    };
+    match root.resolve(path, follow)?.stat() {
+        Ok(stat) => Ok(kind(&stat) == FileType::Directory),
+        Err(Errno::NOENT) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 pub fn remove(root: &Root, payload: &[u8], stream: &Stream) -> Result<(), Failure> {
