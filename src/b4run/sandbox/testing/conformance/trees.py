@@ -29,7 +29,8 @@ TICK = "while :; do echo x >> ticks; sleep 0.05; done"
 async def _hide(sandbox: SandboxHandle, hider: str) -> str:
     """Return a command that starts a hidden process, waits for its first sign, then waits itself."""
     await sandbox.files.write("tick", TICK.encode())
-    return f"rm -f ticks; tick() {{ . ./tick; }}; {hider}\nuntil [ -s ticks ]; do sleep 0.02; done; echo started; exec sleep 60"
+    await sandbox.files.write("ticks", b"")
+    return f"tick() {{ . ./tick; }}; {hider}\nuntil [ -s ticks ]; do sleep 0.02; done; echo started; exec sleep 60"
 
 
 async def _still(sandbox: SandboxHandle) -> bool:
