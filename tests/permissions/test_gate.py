@@ -242,9 +242,17 @@ async def test_a_suggested_pattern_would_have_covered_its_request(request_):
     assert decision.outcome is Outcome.ALLOW
 
 
-@pytest.mark.parametrize("request_", UNKNOWN)
-def test_always_is_explained(request_):
-    assert always_means(request_)
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (CommandRequest("make all"), "this exact command, and nothing joined to it by `;`, `|` or `&&`"),
+        (PathRequest("readFile", "/etc/hosts"), "readFile of exactly /etc/hosts"),
+        (ToolRequest("export", "{}"), "every call of export, whatever its arguments"),
+        (SubagentRequest("/fix", "reviewer", "/r"), "every dispatch from /fix to reviewer"),
+    ],
+)
+def test_always_is_explained(request_, words):
+    assert always_means(interrupt_payload(request_)) == words
 
 
 @pytest.mark.parametrize(

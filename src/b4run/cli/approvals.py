@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from b4run.cli.aio import read_line
 from b4run.cli.output import coloured, note, printable
+from b4run.permissions import always_means
 
 Answer = Literal["once", "always", "deny"]
 
@@ -18,6 +19,7 @@ _SHOWN = 2_000
 async def ask(interrupt: Mapping[str, Any]) -> Answer:
     """Show one permission request and return the decision; anything but a clear yes, and the end of input, is no."""
     note(coloured("The agent asks to", "yellow", sys.stderr) + f" {_subject(interrupt)}")
+    note(f"    always: {printable(always_means(interrupt))}, in this thread")
     print("  [y] once  [a] always  [n] no: ", end="", file=sys.stderr, flush=True)
     return _ANSWERS.get((await read_line() or "").strip().lower(), "deny")
 

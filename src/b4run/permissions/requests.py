@@ -137,17 +137,18 @@ def interrupt_payload(request: Request, *, extra: Mapping[str, Any] | None = Non
     return {"interruptId": _interrupt_id(), "type": "permission-request", "kind": request.kind, "detail": detail} | dict(extra or {})
 
 
-def always_means(request: Request) -> str:
-    """Return what answering "always" allows from then on, in words for the prompt."""
-    match request:
-        case CommandRequest():
+def always_means(prompt: Mapping[str, Any]) -> str:
+    """Return what answering "always" to a prompt allows from then on, in words to show with it."""
+    detail = prompt["detail"]
+    match prompt["kind"]:
+        case "command":
             return "this exact command, and nothing joined to it by `;`, `|` or `&&`"
-        case PathRequest(operation=operation, path=path):
-            return f"{operation} of exactly {path}"
-        case ToolRequest(tool_name=name):
-            return f"every call of {name}, whatever its arguments"
-        case SubagentRequest(parent_route=parent, subagent=name):
-            return f"every dispatch from {parent} to {name}"
+        case "path":
+            return f"{detail['operation']} of exactly {detail['path']}"
+        case "tool":
+            return f"every call of {detail['toolName']}, whatever its arguments"
+        case _:
+            return f"every dispatch from {detail['parentRouteId']} to {detail['subagentName']}"
 
 
 def _preview(text: str) -> str:
