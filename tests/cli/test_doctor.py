@@ -19,6 +19,9 @@ def test_json_and_table_tell_the_same(b4: B4) -> None:
     assert report["host"]["uid"] == os.geteuid()
     controls = [finding["control"] for finding in report["findings"]]
     assert len(controls) == len(set(controls)) > 1
+    seen = {finding["control"]: finding["severity"] for finding in report["findings"]}
+    assert report["status"] == "failed" or all(seen[name] == "ok" for name in ("namespaces", "user", "capabilities", "seccomp"))
+    assert seen["disk limit"] == "warning"
     table = b4("doctor")
     assert table.code == outcome.code
     for finding in report["findings"]:

@@ -428,6 +428,11 @@ class Finding:
     detail: str
     remedy: str = ""
 
+    @property
+    def sentence(self) -> str:
+        """What was found, for where the control is not shown beside it."""
+        return f"{self.control}: {self.detail}"
+
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
@@ -439,11 +444,11 @@ class Preflight:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return tuple(f.detail for f in self.findings if f.severity is Severity.WARNING)
+        return tuple(f.sentence for f in self.findings if f.severity is Severity.WARNING)
 
     @property
     def detail(self) -> str:
-        return "; ".join(f.detail for f in self.findings if f.severity is Severity.ERROR)
+        return "; ".join(f.sentence for f in self.findings if f.severity is Severity.ERROR)
 
 
 @runtime_checkable

@@ -57,11 +57,11 @@ def warnings(policy: SandboxPolicy, homes: Mapping[str, Home]) -> Iterator[Findi
 
 
 def _error(control: str, detail: str, remedy: str) -> Finding:
-    return Finding(control, Severity.ERROR, f"{control}: {detail}", remedy)
+    return Finding(control, Severity.ERROR, detail, remedy)
 
 
 def _warning(control: str, detail: str, remedy: str = "") -> Finding:
-    return Finding(control, Severity.WARNING, f"{control}: {detail}", remedy)
+    return Finding(control, Severity.WARNING, detail, remedy)
 
 
 @functools.cache

@@ -55,7 +55,7 @@ def _looks(policy: SandboxPolicy, bwrap: str | os.PathLike[str] | None, pasta: s
         yield Finding("bubblewrap", Severity.ERROR, error.message, error.remedy)
     try:
         guest_binary()
-        yield Finding("guest", Severity.OK, "the guest program is built")
+        yield Finding("guest", Severity.OK, "built")
     except GuestMissing as error:
         yield Finding("guest", Severity.ERROR, error.message, error.remedy)
     yield from controls.refusals(policy, pasta)
@@ -63,14 +63,14 @@ def _looks(policy: SandboxPolicy, bwrap: str | os.PathLike[str] | None, pasta: s
     yield from controls.warnings(policy, homes)
     if homes:
         kinds = ", ".join(f"{name} (version {homes[name].version})" for name in cgroups.CONTROLLERS if name in homes)
-        yield Finding("control groups", Severity.OK, f"limits are enforced by control groups: {kinds}")
+        yield Finding("control groups", Severity.OK, f"they enforce the limits: {kinds}")
     if not seccomp.supported():
-        yield Finding("seccomp", Severity.WARNING, f"seccomp: there is no filter for {os.uname().machine}")
+        yield Finding("seccomp", Severity.WARNING, f"there is no filter for {os.uname().machine}")
 
 
 def _bubblewrap_finding(found: Bubblewrap) -> Finding:
     version = ".".join(map(str, found.version))
-    return Finding("bubblewrap", Severity.OK, f"bubblewrap {version} at {found.path}")
+    return Finding("bubblewrap", Severity.OK, f"{version} at {found.path}")
 
 
 async def _trial(provider: _Provider, policy: SandboxPolicy) -> list[Finding]:
@@ -82,7 +82,7 @@ async def _trial(provider: _Provider, policy: SandboxPolicy) -> list[Finding]:
     except SandboxUnavailable as error:
         return [diagnose(str(error.fields.get("reason", error)), _read)]
     except B4Error as error:
-        return [Finding("trial", Severity.ERROR, f"trial: {error.message}", error.remedy)]
+        return [Finding("trial", Severity.ERROR, error.message, error.remedy)]
     finally:
         await provider.destroy(thread_id)
 
@@ -119,8 +119,8 @@ def judge(facts: Mapping[str, str], policy: SandboxPolicy, host: Mapping[str, st
 
 def _observed(control: str, holds: bool, wrong: str, right: str) -> Finding:
     if holds:
-        return Finding(control, Severity.OK, f"{control}: {right}")
-    return Finding(control, Severity.ERROR, f"{control}: {wrong}", "Do not use this host for sandboxes; report what `b4 doctor` shows.")
+        return Finding(control, Severity.OK, right)
+    return Finding(control, Severity.ERROR, wrong, "Do not use this host for sandboxes; report what `b4 doctor` shows.")
 
 
 def _read(path: str) -> str | None:
@@ -134,7 +134,7 @@ def diagnose(reason: str, read: Read) -> Finding:
     """Say which layer refused the trial, and what to do. `read` returns the content of a file, or None."""
     for layer, refuses, remedy in _LAYERS:
         if refuses(reason, read):
-            return Finding("user namespaces", Severity.ERROR, f"user namespaces are refused by {layer} ({reason})", remedy)
+            return Finding("user namespaces", Severity.ERROR, f"refused by {layer} ({reason})", remedy)
     return Finding("trial", Severity.ERROR, f"a sandbox does not start here: {reason}")
 
 

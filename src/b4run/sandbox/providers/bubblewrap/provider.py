@@ -163,7 +163,7 @@ class BubblewrapProvider:
 
     async def _start(self, name: str, thread_id: str, policy: SandboxPolicy) -> GuestSandbox:
         for finding in controls.refusals(policy, self._pasta):
-            raise SandboxUnavailable(thread_id=thread_id, reason=f"{finding.detail}. {finding.remedy}")
+            raise SandboxUnavailable(thread_id=thread_id, reason=f"{finding.sentence}. {finding.remedy}")
         self._state.prepare()
         async with AsyncExitStack() as undo:
             hold = self._state.hold(name, thread_id)
