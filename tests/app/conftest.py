@@ -8,7 +8,11 @@ from textwrap import dedent
 
 import pytest
 
-AGENT = 'from b4run.agents import Agent\nagent = Agent(model="openai:none", prompt="Help.")\n'
+AGENT = """
+from b4run.agents import Agent
+from b4run.testing import script
+agent = Agent(model=script().user("go").replies("done").model(), prompt="Help.")
+"""
 
 MakeApp = Callable[..., Path]
 

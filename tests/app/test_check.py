@@ -123,3 +123,19 @@ async def test_a_resolver_is_never_called(make_app: MakeApp, tmp_path: Path) -> 
     assert [issue.key for issue in report.issues] == ["sandbox.thread"]
     assert "has no managed workspaces" in report.issues[0].message
     assert not (tmp_path / "called").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "told"),
+    [
+        ("mistralai:large", "B4_E4001", "The model 'mistralai:large' cannot be used: package langchain-mistralai is not installed."),
+        ("no-such-provider:x", "B4_E4002", "The model 'no-such-provider:x' cannot be used: "),
+    ],
+)
+async def test_a_model_that_cannot_be_had_here_is_a_warning(make_app: MakeApp, model: str, code: str, told: str) -> None:
+    agent = f'from b4run.agents import Agent\nreviewer = Agent(model="{model}", prompt="x", description="Reviews.")\n'
+    root = make_app({"app/fix/agent.py": agent + f'agent = Agent(model="{model}", prompt="x", subagents={{"review": reviewer}})\n'})
+    report = await check_app(root)
+    assert report.ok
+    assert [(issue.severity, issue.code, issue.file) for issue in report.issues] == [(Severity.WARNING, code, "app/fix/agent.py")] * 2
+    assert all(issue.message.startswith(told) and issue.key == "model" for issue in report.issues)

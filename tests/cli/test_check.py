@@ -8,7 +8,11 @@ import pytest
 
 from .conftest import B4
 
-AGENT = 'from b4run.agents import Agent\nagent = Agent(model="openai:none", prompt="Help.")\n'
+AGENT = """
+from b4run.agents import Agent
+from b4run.testing import script
+agent = Agent(model=script().user("go").replies("done").model(), prompt="Help.")
+"""
 CONFIG = """
 from b4run.config import Config, Sandbox
 from b4run.sandbox.contract import Finding, Preflight, Severity

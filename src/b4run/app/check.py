@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from b4run.agents import Route
-from b4run.agents.scope import route_warnings
+from b4run.agents import Agent, Route
+from b4run.agents.scope import children, route_warnings
 from b4run.app.entries import load_entries
 from b4run.app.layout import find_layout
 from b4run.config import Config, ConfigInvalid, Issue, LoadedConfig, load_config
 from b4run.config.issues import issue_of
-from b4run.errors import B4Error, PreflightFailed, ToolScopeInvalid
+from b4run.errors import B4Error, ModelProviderMissing, ModelUnknown, PreflightFailed, ToolScopeInvalid
 from b4run.permissions import mode_in_force
 from b4run.sandbox.contract import Finding, PreflightProvider, SandboxProvider, Severity
 from b4run.sandbox.policy import SandboxPolicy
@@ -62,6 +62,7 @@ async def check_app(folder: str | os.PathLike[str], *, preflight: bool = True) -
     entries = load_entries(root, find_layout(root, config.app_dir))
     issues += entries.defects
     issues += [_scope_warning(route, text) for route in entries.routes.values() for text in route_warnings(route)]
+    issues += [issue for route in entries.routes.values() for issue in _model_warnings(route)]
     if loaded is not None and config.sandbox is not None and preflight:
         issues += await preflight_issues(config.sandbox.provider, config.sandbox.policy)
     return Report(root, tuple(issues), tuple(entries.routes.values()), _workspace(config, root) if loaded else "")
@@ -111,6 +112,21 @@ def _findings(key: str, findings: tuple[Finding, ...]) -> Iterator[Issue]:
 
 def _scope_warning(route: Route, text: str) -> Issue:
     return Issue(Severity.WARNING, ToolScopeInvalid.code, "", text, "Remove the name from that list.", route.file)
+
+
+def _model_warnings(route: Route) -> Iterator[Issue]:
+    """A model that cannot be had here may be there where the app runs: its package, its key."""
+    if not isinstance(route.entry, Agent):
+        return
+    if isinstance(route.entry.model, str):
+        from b4run.agents.models import resolve_model
+
+        try:
+            resolve_model(route.entry.model)
+        except (ModelProviderMissing, ModelUnknown) as error:
+            yield replace(issue_of(error, key="model", file=route.file), severity=Severity.WARNING)
+    for subagent in children(route).values():
+        yield from _model_warnings(subagent)
 
 
 def _failed(key: str, message: str, hint: str) -> Issue:

@@ -120,12 +120,14 @@ def _route(app: App, given: str) -> Route:
 
 
 def _input(text: str | None) -> Any:
-    """Return the text given, or the JSON on standard input; nothing there is `None`."""
+    """Return the text given, or the JSON on standard input. Raises: UsageError: there is none."""
     if text is not None and text != "-":
         return text
     try:
         data = sys.stdin.buffer.read().decode()
-        return json.loads(data) if data.strip() else None
+        if not data.strip():
+            raise UsageError("b4 run: standard input is empty\n    Give plain text as an argument: b4 run ROUTE 'text'")
+        return json.loads(data)
     except ValueError as error:
         raise UsageError(f"b4 run: standard input is not JSON: {error}\n    Give plain text as an argument: b4 run ROUTE 'text'") from error
 
