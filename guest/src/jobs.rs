@@ -406,3 +406,20 @@ fn as_given(words: &[ByteBuf]) -> ByteBuf {
     }
     ByteBuf::from(text)
 }
+
+/// A pipe: the guest's end to read from, with `flags`, and the job's end. All numbers are above 2.
+fn pipe(flags: OFlags) -> Result<(OwnedFd, OwnedFd), Errno> {
+    let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
+    rustix::fs::fcntl_setfl(&ours, flags)?;
+    Ok((ours, theirs))
+}
+
+/// Opens `/dev/null` above the standard descriptors.
+pub fn open_null() -> Result<OwnedFd, Errno> {
+    let null = rustix::fs::open(
+        "/dev/null",
+        OFlags::RDWR | OFlags::CLOEXEC,
+        rustix::fs::Mode::empty(),
+    )?;
+    fcntl_dupfd_cloexec(null, 3)
+}
