@@ -6,14 +6,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
-import pytest
+try:
+    from pytest_asyncio import fixture
+except ImportError:  # anyio's plugin runs plain ones
+    from pytest import fixture
 
 if TYPE_CHECKING:
     from b4run.sandbox.testing import FakeProvider
     from b4run.testing.harness import AgentHarness
 
 
-@pytest.fixture
+@fixture
 async def fake_sandbox() -> AsyncIterator[FakeProvider]:
     """A sandbox provider in memory, whose commands print nothing and succeed."""
     from b4run.sandbox.testing import fake_sandbox as make
@@ -23,7 +26,7 @@ async def fake_sandbox() -> AsyncIterator[FakeProvider]:
     await provider.aclose()
 
 
-@pytest.fixture
+@fixture
 async def agent_harness() -> AsyncIterator[Callable[..., Awaitable[AgentHarness]]]:
     """A function with the arguments of `b4run.testing.agent_harness`; what it opens is closed after the test."""
     from b4run.testing import agent_harness as open_harness
