@@ -93,8 +93,15 @@ pub fn receive(
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = flags | RecvFlags::CMSG_CLOEXEC;
-    let got = rustix::io::retry_on_intr(|| {
-        recvmsg(&socket, &mut [IoSliceMut::new(buffer)], &mut control, flags)
+    let mut receive = || {
+        rustix::io::retry_on_intr(|| {
+            recvmsg(&socket, &mut [IoSliceMut::new(buffer)], &mut control, flags)
+        })
+    };
+    // A peer that ended without reading all is told first, and once; what it had sent before is still there.
+    let got = receive().or_else(|errno| match errno {
+        Errno::CONNRESET => receive(),
+        other => Err(other),
     })?;
     let rights = control.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(rights) => Some(rights),
