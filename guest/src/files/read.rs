@@ -238,7 +238,11 @@ pub fn open_regular(place: &Place) -> Result<(OwnedFd, Stat), Failure> {
     check_regular(&place.stat()?)?;
     let flags =
         OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let file = openat(&place.parent, place.name(), flags, Mode::empty())?;
+    let file =
+        openat(&place.parent, place.name(), flags, Mode::empty()).map_err(|errno| match errno {
+            Errno::LOOP => swapped(),
+            other => other.into(),
+        })?;
     let stat = fstat(&file)?;
     check_regular(&stat)?;
     Ok((file, stat))
@@ -248,9 +252,14 @@ pub fn check_regular(stat: &Stat) -> Result<(), Failure> {
     match kind(stat) {
         FileType::RegularFile => Ok(()),
         FileType::Directory => Err(Errno::ISDIR.into()),
-        FileType::Symlink => Err(Errno::LOOP.into()),
+        FileType::Symlink => Err(swapped()),
         _ => Err(Failure::new(Code::NotRegular, "it is no regular file")),
     }
+}
+
+/// Links were followed before: one that stands here now came in between.
+fn swapped() -> Failure {
+    Failure::new(Code::Changed, "it was replaced by a link in this moment")
 }
 
 fn too_large(size: u64) -> Failure {
