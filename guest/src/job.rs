@@ -144,6 +144,8 @@ pub struct Job {
     exit: Option<Exit>,
     pub outcome: Option<Outcome>,
     sending: Option<Sending>,
+    /// It went on after its request was answered.
+    outlived: bool,
     waiters: Vec<Waiter>,
     cancel_waiters: Vec<Arc<Stream>>,
     signal_waiters: VecDeque<Arc<Stream>>,
@@ -193,6 +195,7 @@ impl Job {
             exit: None,
             outcome: None,
             sending: None,
+            outlived: false,
             waiters: Vec::new(),
             cancel_waiters: Vec::new(),
             signal_waiters: VecDeque::new(),
@@ -206,11 +209,10 @@ impl Job {
         self.control.is_some() || self.lost
     }
 
-    /// Nothing more will be asked of it: it belonged to one request, which was answered.
+    /// Nothing more will be asked of it: it belonged to one request, and was over when that was answered.
     pub fn is_spent(&self) -> bool {
-        !self.is_alive()
-            && self.attached.is_none()
-            && (self.mode != Mode::Background || self.outcome.is_none())
+        let kept = self.mode == Mode::Background || self.outlived;
+        !self.is_alive() && self.attached.is_none() && !(kept && self.outcome.is_some())
     }
 
     /// Memory of its logs.
@@ -482,6 +484,7 @@ impl Job {
                 }
                 stream.respond(&outcome);
                 self.attached = None;
+                self.outlived = self.is_alive();
             }
             (Some(_), Mode::Plain) => {
                 let ends = [outcome.stdout.total, outcome.stderr.total];
@@ -519,6 +522,7 @@ impl Job {
         stream.respond(outcome);
         self.attached = None;
         self.sending = None;
+        self.outlived = self.is_alive();
     }
 
     // What is asked of it
@@ -663,14 +667,13 @@ impl Job {
         if self.deadline.is_some_and(|at| at <= now) && self.exit.is_none() && self.stop.is_none() {
             self.cancel(Cause::Timeout, None);
         }
-        let failure = Failure::new(
-            crate::messages::Code::TimedOut,
-            "the job has not ended within the time of the wait",
-        );
         self.waiters.retain(|waiter| {
             let late = waiter.until.is_some_and(|until| until <= now);
             if late {
-                waiter.stream.fail(&failure);
+                waiter.stream.fail(&Failure::new(
+                    crate::messages::Code::TimedOut,
+                    "the job has not ended within the time of the wait",
+                ));
             }
             !late
         });

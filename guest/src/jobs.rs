@@ -211,6 +211,10 @@ impl Jobs {
             }
             "job.cancel" => {
                 let cancel: JobCancel = decode(payload)?;
+                if self.is_forgotten(cancel.job) {
+                    stream.respond(&Nothing {});
+                    return Ok(None);
+                }
                 let job = self.find(cancel.job)?;
                 job.cancel(Cause::Cancelled, cancel.grace_ms.map(Duration::from_millis));
                 job.answer_when_gone(stream);
@@ -232,6 +236,11 @@ impl Jobs {
             }
         }
         Ok(None)
+    }
+
+    /// There was such a job, and nothing of it is left.
+    fn is_forgotten(&self, id: u32) -> bool {
+        (1..=self.last).contains(&id) && !self.table.contains_key(&id)
     }
 
     fn find(&mut self, id: u32) -> Result<&mut Job, Failure> {
