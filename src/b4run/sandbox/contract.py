@@ -165,7 +165,12 @@ class Job(Protocol):
         """Signal the leader, or every process of the job; return how many. Raises: JobUnknown, SandboxLost."""
 
     async def cancel(self, *, grace_ms: int = 2_000) -> None:
-        """End the whole tree: TERM, `grace_ms`, KILL; return when it is gone. Raises: JobUnknown, SandboxLost."""
+        """End the whole tree: TERM, `grace_ms`, KILL; return when it is gone. Of a job that is over, nothing has to be ended.
+
+        Raises:
+            JobUnknown: there never was such a job.
+            SandboxLost: the compute is gone, and the job with it.
+        """
 
 
 @dataclass(frozen=True, slots=True)

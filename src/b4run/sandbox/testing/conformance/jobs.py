@@ -152,6 +152,32 @@ async def unknown_job_is_told(trial: Trial) -> None:
         await job.cancel()
 
 
+@case("T18", needs=EXEC)
+async def cancelling_what_is_over_succeeds(trial: Trial) -> None:
+    sandbox = await trial.sandbox()
+    plain = (await sandbox.exec.run("true")).job
+    await sandbox.exec.job(plain).cancel()
+    jobs = [await sandbox.exec.start("true") for _ in range(70)]
+    await jobs[-1].wait(timeout_ms=20_000)
+    for job in jobs:
+        await job.cancel()
+    assert await sandbox.idle()
+
+
+@case("T2", "T35", needs=EXEC)
+async def log_of_what_outlived_its_command_stays_readable(trial: Trial) -> None:
+    sandbox = await trial.sandbox()
+    result = await sandbox.exec.run("(until [ -e go ]; do sleep 0.02; done; echo later) & echo first")
+    assert result.stdout == "first\n"
+    job = sandbox.exec.job(result.job)
+    await sandbox.files.write("go", b"")
+    assert await _read_until(job, b"later\n") == b"first\nlater\n"
+    await at_rest(sandbox)
+    part = await job.read()
+    assert (part.data, part.total, part.eof) == (b"first\nlater\n", 12, True)
+    assert (await job.wait()).exit_code == 0
+
+
 @case("T35", needs=EXEC)
 async def finished_jobs_are_kept_up_to_a_bound(trial: Trial) -> None:
     sandbox = await trial.sandbox()
