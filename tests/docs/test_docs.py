@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
+import asyncio
+import json
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from pydantic import BaseModel
 
 from b4run.app import check_app
-from b4run.config import load_config
+from b4run.cli.main import COMMANDS
+from b4run.cli.parser import Parser
+from b4run.config import Allow, Config, Deny, Sandbox, load_config
+from b4run.config.models import Staging
 from b4run.permissions import CommandRequest, PermissionGate
 from b4run.sandbox.contract import Severity
 
@@ -100,6 +111,86 @@ async def test_the_library_snippet_of_the_readme(
     assert capsys.readouterr().out == "0 exit hello from the sandbox\n\n"
 
 
+async def test_the_first_block_of_the_quickstart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "guide" / "quickstart.md"
+    await run(page, blocks(page)[:1], {})
+    assert capsys.readouterr().out == "0 exit 45\n\n"
+
+
+def test_the_commands_of_the_quickstart(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "guide" / "quickstart.md"
+    lay_out(page, tmp_path)
+    [block] = [fenced for fenced in _FENCED.findall(page.read_text()) if fenced.startswith("```\nb4 ")]
+    told = []
+    for line in block.splitlines()[1:-1]:
+        command = [sys.executable, "-m", "b4run.cli", *shlex.split(line, comments=True)[1:]]
+        done = subprocess.run(command, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, (line, done.stdout, done.stderr)
+        told.append(done.stdout)
+    assert json.loads(told[1])["output"] == "I wrote greeting.txt."
+    assert told[2:4] == ["hello from the sandbox\n", "23 greeting.txt\n"]
+
+
+async def test_the_tests_of_the_page_about_testing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: dict[str, Any] = {}
+    page = ROOT / "docs" / "guide" / "testing.md"
+    await run(page, blocks(page), names)
+    for name in ("test_a_note_is_written", "test_clean"):
+        await names[name]()
+
+
+async def test_the_provider_of_the_page_about_providers() -> None:
+    names: dict[str, Any] = {"__name__": "page"}
+    page = ROOT / "docs" / "guide" / "providers.md"
+    await run(page, blocks(page), names)
+    for mark in names["TestProcess"].test.pytestmark:
+        [chosen] = [parameter.values[0] for parameter in mark.args[1] if parameter.id.startswith("endings-deadline_at_any")]
+    await asyncio.to_thread(names["TestProcess"]().test, chosen)
+
+
+def keys_of(model: type[BaseModel]) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        yield name
+        for inner in (field.annotation, *get_args(field.annotation)):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                yield from keys_of(inner)
+
+
+def test_the_reference_names_every_key_and_only_keys() -> None:
+    text = (ROOT / "docs" / "reference" / "configuration.md").read_text()
+    keys = {*keys_of(Config), *keys_of(Sandbox), *keys_of(Staging), *keys_of(Allow), *keys_of(Deny)}
+    assert sorted(key for key in keys if f"`{key}`" not in text) == []
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?(?: \(with \w+\),? ?)?)+) \|", text, re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert sorted(named - keys) == []
+
+
+def test_the_reference_names_every_command_and_option() -> None:
+    text = (ROOT / "docs" / "reference" / "command.md").read_text()
+    for name, summary in COMMANDS.items():
+        section = text.partition(f"## b4 {name}\n")[2].partition("\n## ")[0]
+        assert section, name
+        parser = Parser(prog=f"b4 {name}", description=summary)
+        import_module(f"b4run.cli.{name}").configure(parser)
+        for path, option in options_of(parser):
+            assert len(path.split()) == 2 or path in section, path
+            assert option in section, (path, option)
+
+
+def options_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
+    """Yield each command below a parser with each of its options."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from options_of(inner)
+        for option in action.option_strings:
+            if option not in ("-h", "--help", "--app", "--debug"):
+                yield parser.prog, option
+
+
 async def test_every_block_about_sandboxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = ROOT / "docs" / "guide" / "sandboxes.md"
@@ -110,6 +201,7 @@ async def test_every_block_about_sandboxes(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("name", ["README.md", "docs/guide/agents.md", "docs/guide/quickstart.md"])
 async def test_apps_are_valid(name: str, tmp_path: Path) -> None:
+    (tmp_path / "b4_config.py").write_text("config = {}\n")
     lay_out(ROOT / name, tmp_path)
     report = await check_app(tmp_path, preflight=False)
     assert [issue.text for issue in report.issues if issue.severity is Severity.ERROR] == []

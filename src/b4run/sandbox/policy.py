@@ -111,7 +111,7 @@ def check_environment(env: Mapping[str, str]) -> Mapping[str, str]:
 
 
 class SandboxPolicy(StrictModel):
-    """Everything `acquire` needs to know about one thread's sandbox. Bounds: `spec/formats.md`, "Thread sandbox record"."""
+    """Everything that `acquire` needs to know about one thread's sandbox. `env`: at most 256 names of 256, values of 32,768 characters."""
 
     network: Network = Field(default_factory=Allow)
     env: Annotated[Mapping[str, str], AfterValidator(check_environment)] = Field(default_factory=dict)
