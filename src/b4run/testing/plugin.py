@@ -6,14 +6,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
-try:
-    from pytest_asyncio import fixture
-except ImportError:  # anyio's plugin runs plain ones
-    from pytest import fixture
+import pytest
 
 if TYPE_CHECKING:
     from b4run.sandbox.testing import FakeProvider
     from b4run.testing.harness import AgentHarness
+
+
+try:
+    import pytest_asyncio
+
+    fixture = pytest_asyncio.fixture
+except ImportError:
+    # anyio's plugin runs plain ones.
+    fixture = pytest.fixture  # type: ignore[assignment, unused-ignore]
 
 
 @fixture
