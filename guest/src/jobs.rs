@@ -284,6 +284,11 @@ impl Jobs {
         match control::receive(control, &mut message, RecvFlags::DONTWAIT) {
             Ok((size @ 1.., _)) => {
                 if let Some(report) = control::decode::<Report>(&message[..size]) {
+                    if report.gone
+                        && let Some(control) = job.control.take()
+                    {
+                        self.nursery.take_back(control, job.reaper);
+                    }
                     job.hear(&report);
                 }
             }
@@ -362,6 +367,7 @@ impl Jobs {
             .values()
             .filter_map(Job::next_timer)
             .chain(self.sweep)
+            .chain(self.nursery.next_timer())
             .min()
     }
 

@@ -15,6 +15,8 @@ use crate::sys::{self, Reaped};
 use crate::tree;
 use crate::zygote::{Findings, Zygote};
 
+/// After a command took the reserve: most end sooner, and their reaper is the next reserve.
+const AFTER_START: Duration = Duration::from_millis(10);
 const AFTER_FAILURE: Duration = Duration::from_millis(100);
 
 pub struct Nursery {
@@ -22,7 +24,7 @@ pub struct Nursery {
     limit: Rlimit,
     /// A reaper that waits for its first order, so that a command costs one fork.
     reserve: Option<Reserve>,
-    /// No reaper is put in reserve before, for the last one failed.
+    /// No reaper is put in reserve before.
     not_before: Instant,
 }
 
@@ -96,6 +98,16 @@ impl Nursery {
         }
     }
 
+    /// When a reaper is to be put in reserve.
+    pub fn next_timer(&self) -> Option<Instant> {
+        self.reserve.is_none().then_some(self.not_before)
+    }
+
+    /// Puts the reaper of a job that is over in reserve; a surplus one ends.
+    pub fn take_back(&mut self, control: OwnedFd, pid: i32) {
+        self.reserve.get_or_insert(Reserve { control, pid });
+    }
+
     fn reaper(&mut self) -> Result<OwnedFd, Errno> {
         if let Some(zygote) = &self.zygote {
             match zygote.reaper() {
@@ -114,6 +126,7 @@ impl Nursery {
         fds: [BorrowedFd<'_>; 4],
     ) -> Result<(OwnedFd, i32), Errno> {
         let message = control::encode(&Order::Start(command));
+        self.not_before = Instant::now() + AFTER_START;
         if let Some(Reserve { control, pid }) = self.reserve.take()
             && send_command(&control, &message, fds).is_ok()
         {

@@ -1,4 +1,5 @@
-//! The reaper of one job: it starts the leader, adopts every orphan of the job, and ends the whole tree when told to.
+//! The reaper of one job at a time: it starts the leader, adopts every orphan of the job, and ends the whole tree when told to. When
+//! nothing is left of the job it waits for the next one, so that commands in a row cost no fork but their own.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -50,25 +51,34 @@ fn run(control: OwnedFd) -> std::io::Result<()> {
         SendFlags::empty(),
     )?;
     let mut message = vec![0; control::MAX_MESSAGE];
-    let (size, fds) = control::receive(&control, &mut message, RecvFlags::empty())?;
-    let order = control::decode(&message[..size]);
-    drop(message);
-    let started = Instant::now();
-    let report = match start(order, fds) {
-        Ok(Some(leader)) => return Job::new(control, signals, leader, started).watch(),
-        Ok(None) => return Ok(()),
-        Err((stage, errno)) => Report {
-            failed: Some((stage as u8, errno)),
-            gone: true,
-            ..Report::default()
-        },
-    };
-    Ok(control::send(
-        &control,
-        &control::encode(&report),
-        &[],
-        SendFlags::empty(),
-    )?)
+    loop {
+        let (size, fds) = control::receive(&control, &mut message, RecvFlags::empty())?;
+        if size == 0 {
+            return Ok(());
+        }
+        let order = control::decode(&message[..size]);
+        while sys::next_signal(&signals).is_some() {}
+        let started = Instant::now();
+        match start(order, fds) {
+            Ok(Some(leader)) => {
+                if !Job::new(&control, &signals, leader, started).watch() {
+                    return Ok(());
+                }
+            }
+            // It was meant for the job before.
+            Ok(None) => {}
+            Err((stage, errno)) => control::send(
+                &control,
+                &control::encode(&Report {
+                    failed: Some((stage as u8, errno)),
+                    gone: true,
+                    ..Report::default()
+                }),
+                &[],
+                SendFlags::empty(),
+            )?,
+        }
+    }
 }
 
 /// Starts the leader; nothing when the order was not to start one.
@@ -131,11 +141,11 @@ fn programs(command: &Command) -> Result<Vec<CString>, (Stage, i32)> {
         .collect()
 }
 
-struct Job {
-    control: OwnedFd,
+struct Job<'a> {
+    control: &'a OwnedFd,
     /// The guest is there to give orders.
     ordered: bool,
-    signals: OwnedFd,
+    signals: &'a OwnedFd,
     leader: i32,
     started: Instant,
     /// When what is left of the job is killed.
@@ -143,8 +153,8 @@ struct Job {
     report: Report,
 }
 
-impl Job {
-    fn new(control: OwnedFd, signals: OwnedFd, leader: i32, started: Instant) -> Self {
+impl<'a> Job<'a> {
+    fn new(control: &'a OwnedFd, signals: &'a OwnedFd, leader: i32, started: Instant) -> Self {
         let report = Report {
             started: Some(leader),
             ..Report::default()
@@ -160,7 +170,8 @@ impl Job {
         }
     }
 
-    fn watch(mut self) -> std::io::Result<()> {
+    /// Stays until nothing of the job is left; false when the guest is gone.
+    fn watch(mut self) -> bool {
         // A short command ends while this waits; then one message says all.
         sys::wait_for_child_signal(PATIENCE);
         loop {
@@ -168,7 +179,7 @@ impl Job {
             let gone = self.report.gone;
             self.tell();
             if gone {
-                return Ok(());
+                return self.ordered;
             }
             self.wait();
             if self.kill_at.is_some_and(|at| at <= Instant::now()) {
@@ -208,7 +219,7 @@ impl Job {
         let report = std::mem::take(&mut self.report);
         if report != Report::default()
             && control::send(
-                &self.control,
+                self.control,
                 &control::encode(&report),
                 &[],
                 SendFlags::empty(),
@@ -226,15 +237,15 @@ impl Job {
             .map(|at| at.saturating_duration_since(Instant::now()));
         let timeout = left.and_then(|left| Timespec::try_from(left).ok());
         let mut fds = [
-            PollFd::new(&self.signals, PollFlags::IN),
-            PollFd::new(&self.control, PollFlags::IN),
+            PollFd::new(self.signals, PollFlags::IN),
+            PollFd::new(self.control, PollFlags::IN),
         ];
         let watched = if self.ordered { 2 } else { 1 };
         if poll(&mut fds[..watched], timeout.as_ref()).is_err() {
             return;
         }
         let ordered = !fds[1].revents().is_empty();
-        while sys::next_signal(&self.signals).is_some() {}
+        while sys::next_signal(self.signals).is_some() {}
         if ordered {
             self.obey();
         }
@@ -242,7 +253,7 @@ impl Job {
 
     fn obey(&mut self) {
         let mut message = [0; control::MAX_REPORT];
-        let size = match control::receive(&self.control, &mut message, RecvFlags::DONTWAIT) {
+        let size = match control::receive(self.control, &mut message, RecvFlags::DONTWAIT) {
             Ok((size @ 1.., _)) => size,
             Err(Errno::AGAIN) => return,
             _ => return self.desert(),

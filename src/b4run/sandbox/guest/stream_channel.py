@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import mmap
 import socket
 from collections.abc import Callable
 from typing import Final
@@ -26,7 +27,8 @@ class SocketChannel:
             sock.setsockopt(socket.SOL_SOCKET, option, BUFFER_SIZE)
         self._sock = sock
         self._loop = asyncio.get_running_loop()
-        self._buffer = memoryview(bytearray(RECEIVE_SIZE))
+        # Mapped, not cleared: pages cost nothing before something comes.
+        self._buffer = memoryview(mmap.mmap(-1, RECEIVE_SIZE))
         self._on_data: Callable[[memoryview], None] | None = None
         self._on_closed: Callable[[ChannelClosed], None] | None = None
 

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from b4run.errors import B4Error, SandboxHeld, SandboxUnavailable
-from b4run.sandbox.providers.bubblewrap.files import remove_older, remove_tree, tree_bytes, write_atomically
-from b4run.sandbox.providers.bubblewrap.uids import FIRST, allocate_uid
+from b4run.sandbox.providers.bubblewrap.files import remove_older, remove_tree, tree_bytes
+from b4run.sandbox.providers.bubblewrap.uids import FIRST, Uids
 
 VERSION = 1
 _META = "meta.json"
@@ -95,6 +95,7 @@ class State:
     def __init__(self, path: Path, scope: str) -> None:
         self.path = path
         self.scope = scope
+        self._uids = Uids(path)
 
     def prepare(self) -> None:
         """Make the directory, for its owner alone.
@@ -167,7 +168,7 @@ class State:
 
     def _create(self, resource_id: str, thread_id: str) -> ThreadFolder:
         as_root = os.geteuid() == 0
-        uid = allocate_uid(self.path, self._owners()) if as_root else os.geteuid()
+        uid = self._uids.take(self._owners()) if as_root else os.geteuid()
         meta = Meta(self.scope, thread_id, uid)
         draft = self.path / f"{_DRAFT}{secrets.token_hex(8)}"
         draft.mkdir(mode=0o700)
@@ -175,7 +176,8 @@ class State:
         (draft / _WORKSPACE).chmod(0o755)
         if as_root:
             os.chown(draft / _WORKSPACE, uid, uid)
-        write_atomically(draft / _META, json.dumps(asdict(meta)).encode())
+        # The folder itself comes into view in one step.
+        (draft / _META).write_bytes(json.dumps(asdict(meta)).encode())
         target = self.path / resource_id
         draft.rename(target)
         return ThreadFolder(resource_id, target, meta)

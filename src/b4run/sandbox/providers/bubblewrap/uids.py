@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 from collections.abc import Container
+from itertools import islice
 from pathlib import Path
 
 from b4run.errors import B4Error
@@ -17,6 +18,7 @@ from b4run.sandbox.providers.bubblewrap.files import exclusive, write_atomically
 
 FIRST = 0x7000_0000
 RANGE = 65_536
+BLOCK = 32
 _RANGES = 4_095
 _RECORD = "uids.json"
 
@@ -28,25 +30,38 @@ class UidsUnavailable(B4Error):
     hint = "Start as an ordinary user, or in a user namespace that maps the ids from 1,879,048,192 on."
 
 
-def allocate_uid(state: Path, taken: Container[int]) -> int:
-    """Return a host uid that no thread of this state directory has and record it as used.
+class Uids:
+    """The uids of one state directory. A process draws them in blocks, so that a new thread costs no write; what it leaves is not used."""
 
-    Raises:
-        UidsUnavailable: the range is used up, or this user namespace does not map it.
-    """
-    with exclusive(state / "uids.lock"):
-        record = _read(state / _RECORD)
-        base, offset = record["base"], record["next"]
-        for step in range(RANGE):
-            uid = base + (offset + step) % RANGE
-            if uid not in taken:
-                break
-        else:
-            raise UidsUnavailable(reason=f"all {RANGE} uids from {base} on are in use")
-        _check_mapped(uid)
-        record["next"] = (uid - base + 1) % RANGE
-        write_atomically(state / _RECORD, json.dumps(record).encode())
-    return uid
+    def __init__(self, state: Path) -> None:
+        self._state = state
+        self._drawn: list[int] = []
+
+    def take(self, taken: Container[int]) -> int:
+        """Return a host uid that no thread of the state directory has.
+
+        Raises:
+            UidsUnavailable: the range is used up, or this user namespace does not map it.
+        """
+        while True:
+            while self._drawn:
+                uid = self._drawn.pop(0)
+                if uid not in taken:
+                    return uid
+            self._drawn = self._draw(taken)
+
+    def _draw(self, taken: Container[int]) -> list[int]:
+        with exclusive(self._state / "uids.lock"):
+            record = _read(self._state / _RECORD)
+            base, following = record["base"], record["next"]
+            order = ((following + step) % RANGE for step in range(RANGE))
+            block = list(islice((offset for offset in order if base + offset not in taken), BLOCK))
+            if not block:
+                raise UidsUnavailable(reason=f"all {RANGE} uids from {base} on are in use")
+            _check_mapped(base + min(block), base + max(block))
+            record["next"] = (block[-1] + 1) % RANGE
+            write_atomically(self._state / _RECORD, json.dumps(record).encode())
+        return [base + offset for offset in block]
 
 
 def _read(path: Path) -> dict[str, int]:
@@ -57,10 +72,10 @@ def _read(path: Path) -> dict[str, int]:
         return {"base": FIRST + RANGE * secrets.randbelow(_RANGES), "next": 0}
 
 
-def _check_mapped(uid: int) -> None:
+def _check_mapped(first: int, last: int) -> None:
     """A root that is confined to a user namespace can only become the ids mapped there."""
     for line in Path("/proc/self/uid_map").read_text().splitlines():
         start, _, count = map(int, line.split())
-        if start <= uid < start + count:
+        if start <= first and last < start + count:
             return
-    raise UidsUnavailable(reason=f"uid {uid} is not mapped in the user namespace of uid {os.getuid()}")
+    raise UidsUnavailable(reason=f"uids {first} to {last} are not mapped in the user namespace of uid {os.getuid()}")
