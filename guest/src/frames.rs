@@ -184,7 +184,8 @@ pub fn data_header(stream: u32, channel: u8, size: usize) -> [u8; DATA_HEADER] {
 
 fn header(kind: Kind, stream: u32, payload: usize) -> [u8; HEADER] {
     debug_assert!(payload <= MAX_PAYLOAD);
-    let [a, b, c, d] = u32::try_from(5 + payload).unwrap_or(u32::MAX).to_be_bytes();
-    let [e, f, g, h] = stream.to_be_bytes();
-    [a, b, c, d, kind as u8, e, f, g, h]
+    let mut bytes = [kind as u8; HEADER];
+    bytes[..4].copy_from_slice(&u32::try_from(5 + payload).unwrap_or(u32::MAX).to_be_bytes());
+    bytes[5..].copy_from_slice(&stream.to_be_bytes());
+    bytes
 }

@@ -1,27 +1,9 @@
-//! The program inside every b4run sandbox: it runs commands and handles files for the host, over one framed stream.
-
-mod connect;
-mod connection;
-mod control;
-mod files;
-mod frames;
-mod job;
-mod jobs;
-mod launch;
-mod log;
-mod messages;
-mod nursery;
-mod outbox;
-mod reaper;
-mod server;
-mod stream;
-mod sys;
-mod tree;
-mod zygote;
+//! The command line of the guest.
 
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
 
+use b4_guest::{connect, launch, messages, server, sys};
 use rustix::io::fcntl_dupfd_cloexec;
 
 const USAGE: i32 = 64;
@@ -82,7 +64,7 @@ fn serve_options(args: &[OsString]) -> Result<server::Options, String> {
                     args.next()
                         .and_then(number)
                         .ok_or("--stream takes the number of a descriptor")?,
-                )
+                );
             }
             Some("--listen") => listen = true,
             Some("--no-openat2") => without_openat2 = true,

@@ -260,7 +260,7 @@ impl<'a> Job<'a> {
         };
         match control::decode(&message[..size]) {
             Some(Order::Signal { signal, tree: true }) => {
-                self.report.sent = Some(tree::signal(signal))
+                self.report.sent = Some(tree::signal(signal));
             }
             Some(Order::Signal {
                 signal,

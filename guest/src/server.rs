@@ -271,9 +271,9 @@ impl Server {
             Source::Signals => {
                 while let Some(signal) = sys::next_signal(&self.signals) {
                     if signal == libc::SIGCHLD {
-                        self.jobs.child_ended()
+                        self.jobs.child_ended();
                     } else {
-                        self.end()
+                        self.end();
                     }
                 }
             }

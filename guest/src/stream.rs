@@ -141,7 +141,7 @@ impl Stream {
                     state = self
                         .changed
                         .wait(state)
-                        .unwrap_or_else(PoisonError::into_inner)
+                        .unwrap_or_else(PoisonError::into_inner);
                 }
                 credit => return Ok(credit),
             }

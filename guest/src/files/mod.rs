@@ -5,6 +5,7 @@ mod list;
 mod manage;
 pub mod path;
 mod read;
+mod walk;
 mod write;
 
 use std::collections::VecDeque;

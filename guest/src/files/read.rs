@@ -86,11 +86,11 @@ pub fn read(root: &Root, payload: &[u8], stream: &Stream) -> Result<(), Failure>
         if !stream.outbox.wait_for_room() {
             return Err(crate::stream::cancelled());
         }
-        let room = stream.wait_for_credit(OUTPUT)?.min(MAX_DATA);
+        let granted = stream.wait_for_credit(OUTPUT)?.min(MAX_DATA);
         let mut buffer = stream
             .outbox
-            .buffer(room.min(usize::try_from(end - at).unwrap_or(room)));
-        let wanted = room.min(usize::try_from(end - at).unwrap_or(room));
+            .buffer(granted.min(usize::try_from(end - at).unwrap_or(granted)));
+        let wanted = granted.min(usize::try_from(end - at).unwrap_or(granted));
         buffer.resize(DATA_HEADER + wanted, 0);
         let got = rustix::io::retry_on_intr(|| pread(&file, &mut buffer[DATA_HEADER..], at))?;
         if got == 0 {

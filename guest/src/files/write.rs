@@ -142,9 +142,7 @@ impl<'a> Draft<'a> {
         };
         let parent = &self.place.parent;
         let target = self.place.name();
-        if !create {
-            renameat(parent, name, parent, target)?;
-        } else {
+        if create {
             match renameat_with(parent, name, parent, target, RenameFlags::NOREPLACE) {
                 // A file system without it: a second name, refused where one stands, then without the first.
                 Err(Errno::INVAL | Errno::NOSYS) => {
@@ -153,6 +151,8 @@ impl<'a> Draft<'a> {
                 }
                 other => other?,
             }
+        } else {
+            renameat(parent, name, parent, target)?;
         }
         self.name = None;
         Ok(())

@@ -1,35 +1,29 @@
 //! The table of jobs, and the requests about them.
 
+mod start;
+
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::fs::OFlags;
-use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use rustix::io::Errno;
 use rustix::net::RecvFlags;
-use rustix::pipe::{PipeFlags, pipe_with};
-use serde_bytes::ByteBuf;
 
-use crate::control::{self, Command, Report};
+use crate::control::{self, Report};
 use crate::files::path::Root;
 use crate::frames::{ERRORS, INITIAL_CREDIT, OUTPUT};
-use crate::job::{Job, Mode, Output, Plan};
+use crate::job::Job;
+pub use crate::jobs::start::open_null;
 use crate::messages::{
     Cause, Code, Environment, Exec, Failure, JobCancel, JobForget, JobRead, JobSignal, JobTable,
     JobWait, Nothing, decode,
 };
 use crate::nursery::Nursery;
 use crate::stream::Stream;
-use crate::sys::Stage;
 
-const MAX_ALIVE: usize = 1024;
 const MAX_FINISHED: usize = 64;
 const MAX_FINISHED_LOGS: usize = 32 << 20;
-const DEFAULT_KEPT: usize = 512 << 10;
-const MAX_KEPT: usize = 16 << 20;
-const DEFAULT_GRACE: Duration = Duration::from_secs(2);
-const MAX_COMMAND: usize = 256;
 const MAX_SIGNAL: i32 = 64;
 /// How soon a sweep for orphans is repeated.
 const SWEEP_AGAIN: Duration = Duration::from_millis(10);
@@ -69,102 +63,6 @@ impl Jobs {
                 None
             }
         }
-    }
-
-    fn start(
-        &mut self,
-        stream: &Arc<Stream>,
-        exec: Exec,
-        env: &Environment,
-    ) -> Result<u32, Failure> {
-        if self.table.values().filter(|job| job.is_alive()).count() >= MAX_ALIVE {
-            return Err(Failure::new(Code::Busy, "too many jobs are alive"));
-        }
-        let bound = |kept: Option<usize>| -> Result<usize, Failure> {
-            let kept = kept.unwrap_or(DEFAULT_KEPT);
-            if kept <= MAX_KEPT {
-                Ok(kept)
-            } else {
-                Err(Failure::new(
-                    Code::Protocol,
-                    "head and tail are at most 16,777,216 bytes",
-                ))
-            }
-        };
-        let (head, tail) = (bound(exec.head)?, bound(exec.tail)?);
-        let mode = match (exec.background, exec.follow) {
-            (true, false) => Mode::Background,
-            (false, follow) => {
-                if follow {
-                    Mode::Follow
-                } else {
-                    Mode::Plain
-                }
-            }
-            (true, true) => {
-                return Err(Failure::new(
-                    Code::Protocol,
-                    "a command either follows or runs in the background",
-                ));
-            }
-        };
-        let scripted = exec.shell.is_some();
-        let argv = argv(exec.argv, exec.shell)?;
-        let command = as_given(if scripted { &argv[2..] } else { &argv });
-        let cwd = match &exec.cwd {
-            None => None,
-            Some(cwd) => Some(self.root.directory(cwd)?),
-        };
-        let setup = |errno: Errno| Failure::not_started(Stage::Setup, errno.raw_os_error());
-        let (stdout, stdout_end) = pipe(OFlags::NONBLOCK).map_err(setup)?;
-        let errors = if exec.merge {
-            None
-        } else {
-            Some(pipe(OFlags::NONBLOCK).map_err(setup)?)
-        };
-        let (stderr, stderr_end) = errors.unzip();
-        let (stdin_end, stdin) = if exec.stdin {
-            Some(pipe_with(PipeFlags::CLOEXEC).map_err(setup)?)
-        } else {
-            None
-        }
-        .unzip();
-        if let Some(stdin) = &stdin {
-            rustix::fs::fcntl_setfl(stdin, OFlags::NONBLOCK).map_err(setup)?;
-        }
-        let fds = [
-            cwd.as_ref().unwrap_or(&self.root.fd).as_fd(),
-            stdin_end.as_ref().unwrap_or(&self.null).as_fd(),
-            stdout_end.as_fd(),
-            stderr_end.as_ref().unwrap_or(&stdout_end).as_fd(),
-        ];
-        let command_to_start = Command {
-            argv,
-            env: merged(env, &exec.env),
-        };
-        let (control, reaper) = self
-            .nursery
-            .start(command_to_start, fds)
-            .map_err(|errno| Failure::not_started(Stage::Fork, errno.raw_os_error()))?;
-        self.last += 1;
-        let plan = Plan {
-            id: self.last,
-            mode,
-            control,
-            reaper,
-            stdin,
-            outputs: [
-                Output::new(Some(stdout), head, tail),
-                Output::new(stderr, head, tail),
-            ],
-            started_us: u64::try_from(self.born.elapsed().as_micros()).unwrap_or(u64::MAX),
-            deadline: exec.deadline_ms.map(Duration::from_millis),
-            grace: exec.grace_ms.map_or(DEFAULT_GRACE, Duration::from_millis),
-            label: exec.label,
-            command,
-        };
-        self.table.insert(self.last, Job::new(plan, stream.clone()));
-        Ok(self.last)
     }
 
     /// Answers a `job.…` request; a failure is for the caller to send. The job's id when the answer comes later.
@@ -381,60 +279,4 @@ impl Jobs {
     pub fn any_alive(&self) -> bool {
         self.table.values().any(Job::is_alive)
     }
-}
-
-fn argv(argv: Option<Vec<ByteBuf>>, shell: Option<ByteBuf>) -> Result<Vec<ByteBuf>, Failure> {
-    match (argv, shell) {
-        (Some(argv), None) if !argv.is_empty() => Ok(argv),
-        (None, Some(script)) => Ok(vec![
-            ByteBuf::from(*b"/bin/sh"),
-            ByteBuf::from(*b"-c"),
-            script,
-        ]),
-        _ => Err(Failure::new(
-            Code::Protocol,
-            "a command is either an argv with a program or a shell script",
-        )),
-    }
-}
-
-/// The environment as the kernel takes it: what the request names laid over the connection's.
-fn merged(base: &Environment, over: &Environment) -> Vec<ByteBuf> {
-    let kept = base.iter().filter(|(name, _)| !over.contains_key(*name));
-    kept.chain(over)
-        .map(|(name, value)| ByteBuf::from([name, &b"="[..], value].concat()))
-        .collect()
-}
-
-/// A command as the list of jobs shows it: the script, or the words of the argv; the beginning of a long one.
-fn as_given(words: &[ByteBuf]) -> ByteBuf {
-    let mut text = Vec::new();
-    for word in words {
-        if !text.is_empty() {
-            text.push(b' ');
-        }
-        text.extend_from_slice(&word[..word.len().min(MAX_COMMAND)]);
-        if text.len() >= MAX_COMMAND {
-            text.truncate(MAX_COMMAND);
-            break;
-        }
-    }
-    ByteBuf::from(text)
-}
-
-/// A pipe: the guest's end to read from, with `flags`, and the job's end. All numbers are above 2.
-fn pipe(flags: OFlags) -> Result<(OwnedFd, OwnedFd), Errno> {
-    let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
-    rustix::fs::fcntl_setfl(&ours, flags)?;
-    Ok((ours, theirs))
-}
-
-/// Opens `/dev/null` above the standard descriptors.
-pub fn open_null() -> Result<OwnedFd, Errno> {
-    let null = rustix::fs::open(
-        "/dev/null",
-        OFlags::RDWR | OFlags::CLOEXEC,
-        rustix::fs::Mode::empty(),
-    )?;
-    fcntl_dupfd_cloexec(null, 3)
 }
