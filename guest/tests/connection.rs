@@ -184,10 +184,10 @@ impl Listening {
         let children = format!("/proc/{0}/task/{0}/children", unshare.id());
         let mut pid = String::new();
         eventually("the guest's start", || {
-            pid = std::fs::read_to_string(&children)
+            std::fs::read_to_string(&children)
                 .unwrap_or_default()
                 .trim()
-                .to_owned();
+                .clone_into(&mut pid);
             let exe = std::fs::read_link(format!("/proc/{pid}/exe"));
             exe.is_ok_and(|exe| exe == std::path::Path::new(BINARY))
         });
