@@ -44,6 +44,8 @@ echo "`rm`"
 echo ${x:-$(rm)}
 echo $((1 + $(rm)))
 cat <(rm)
+git -c alias.x='!rm x' x
+tar --to-command='rm x' -xf a
 a=$(rm)
 export A=$(rm)
 ls > $(rm)

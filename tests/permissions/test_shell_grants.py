@@ -381,3 +381,26 @@ def test_real_shells_run_nothing_that_no_rule_covers(marker, pieces):
     command = "ok " + "".join(piece + gap for piece, gap in pieces)
     if "evil" in command and covering_rule(command, ["ok", "["]) is not None:
         assert not runs_evil(command, marker)
+
+
+@pytest.mark.parametrize(
+    ("rule", "harmless", "acting"),
+    [
+        ("tar", "tar -xzf a.tgz", "tar --to-command=sh -xf a"),
+        ("tar", "tar --directory=out -xf a", "tar --to-c sh -xf a"),
+        ("tar", "tar -cf a.tar src", "tar -xIf 'sh -c x' a"),
+        ("tar", "tar tf a", "tar -xf a --checkpoint=1 --checkpoint-action=exec=sh"),
+        ("rg", "rg -n pattern src", "rg --pre=./x pattern"),
+        ("sort", "sort -n f", "sort --compress-program=./x f"),
+        ("sort", "sort f", "sort -o /etc/x f"),
+        ("git", "git switch -c new", "git -c alias.x='!sh' x"),
+        ("git log", "git log --oneline -n 5", "git log -p --ext-diff"),
+        ("go test", "go test ./... -run X", "go test -exec ./x ./..."),
+        ("cargo test", "cargo test --release", "cargo test --config ./x"),
+        ("npm test", "npm test -- --watch", "npm test --script-shell=./x"),
+    ],
+)
+def test_a_prefix_does_not_cover_options_that_run_something(rule, harmless, acting):
+    assert covering_rule(harmless, [rule]) == rule
+    assert covering_rule(acting, [rule]) is None
+    assert covering_rule(acting, [acting]) == acting

@@ -62,7 +62,7 @@ async def test_released_threads_are_forgotten() -> None:
 
 def kept_sessions() -> list[Session]:
     gc.collect()
-        # By name: libraries above keep closures of other tests in their caches.
+    # By name: libraries above keep closures of other tests in their caches.
     return [item for item in gc.get_objects() if isinstance(item, Session) and item.thread_id.startswith("forgotten-")]
 
 

@@ -6,6 +6,7 @@ Names are compared by the last part of a path. The tables err on the side of too
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "mksh", "zsh", "fish", "rbash"})
 """Take a script from `-c`, a file, or standard input."""
@@ -94,6 +95,21 @@ _INLINE = frozenset(
 _FIND = frozenset({"find", "gfind"})
 _FIND_ACTIONS = frozenset({"-exec", "-execdir", "-ok", "-okdir", "-delete", "-fprint", "-fprint0", "-fprintf", "-fls"})
 
+_RUNNING_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "tar": ("-F", "-I", "--checkpoint-action", "--info-script", "--new-volume-script", "--rmt-command", "--rsh-command", "--to-command",
+            "--use-compress-program"),
+    "git": ("--config-env", "--exec", "--exec-path", "--ext-diff", "--extcmd", "--open-files-in-pager", "--output",
+            "--receive-pack", "--tool", "--upload-pack"),
+    "go": ("-exec", "-toolexec", "-vettool", "--exec", "--toolexec", "--vettool"),
+    "cargo": ("--config",),
+    "npm": ("--script-shell",),
+    "rg": ("--hostname-bin", "--pre"),
+    "rsync": ("-e", "--rsh", "--rsync-path"),
+    "sort": ("-o", "--compress-program", "--output"),
+    "zip": ("-TT", "--unzip-command"),
+}  # fmt: skip
+"""Options of common programs whose value is run, loaded or written. Their long ones may be cut short."""
+
 DIRECTORY_CHANGERS = frozenset({"cd", "pushd", "popd"})
 
 
@@ -141,4 +157,17 @@ def acts(name: str, arguments: tuple[str, ...]) -> bool:
     if base_name(name) in ("test", "[", "printf"):
         evaluates = any("[" in argument and ("$(" in argument or "`" in argument) for argument in arguments)
         return evaluates or (base_name(name) == "printf" and any(argument.startswith("-v") for argument in arguments))
-    return False
+    if base_name(name) == "git" and arguments[:1] == ("-c",):
+        return True
+    options = _RUNNING_OPTIONS.get(base_name(name), ())
+    return any(_is_option(argument, option) for option in options for argument in arguments)
+
+
+def _is_option(argument: str, option: str) -> bool:
+    """Whether an argument could be that option: with its value behind it, cut short, or among other letters."""
+    if option.startswith("--"):
+        given = argument.partition("=")[0]
+        return len(given) > 3 and option.startswith(given)
+    if len(option) > 2:
+        return argument.partition("=")[0] == option
+    return argument.startswith("-") and not argument.startswith("--") and option[1] in argument

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from b4run.permissions.grammar import Parsed, Unreadable, nodes, parse, read_script
-from b4run.permissions.programs import EVALUATORS, WRAPPERS, base_name, is_find, is_runtime, is_shell, runs_text
+from b4run.permissions.programs import EVALUATORS, WRAPPERS, acts, base_name, is_find, is_runtime, is_shell, runs_text
 from b4run.permissions.words import Word, read_word
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class CommandSearch:
             self._follow_shell(arguments, nested)
         if program in WRAPPERS or is_find(name):
             self._follow_wrapper(program, arguments, nested)
-        if runs_text(name):
+        if runs_text(name) or acts(name, tuple(word.value for word in arguments)):
             self._loose.extend(_tokens(word.value) for word in arguments)
         if is_runtime(name) and all(word.value.startswith("-") for word in arguments):
             self._code_from_input = True
