@@ -326,9 +326,12 @@ impl Server {
         }
     }
 
-    /// Ends every job, then the guest.
+    /// Ends every job, then the guest. Hosts learn of it by the end of their connections: nobody of them cancelled anything.
     fn end(&mut self) {
         self.listener = None;
+        for (_, mut connection) in std::mem::take(&mut self.connections) {
+            connection.close(&mut self.jobs);
+        }
         self.jobs.cancel_all();
         self.ending
             .get_or_insert_with(|| Instant::now() + LAST_WAIT);

@@ -390,3 +390,24 @@ fn the_end_of_the_stream_ends_everything() {
     assert_eq!(guest.ended(), Some(0));
     eventually("the command's end", || !runs(pid));
 }
+
+#[test]
+fn a_guest_that_is_told_to_end_closes_the_connection_and_cancels_nobody() {
+    let mut guest = Guest::start();
+    let stream = guest.link.open(&exec("echo $$ > pid; exec sleep 60", []));
+    eventually("the command's start", || {
+        std::fs::metadata(guest.path("pid")).is_ok_and(|file| file.len() > 0)
+    });
+    let pid = pid_in(&guest.path("pid"));
+    let id = guest.child.id().to_string();
+    let told = std::process::Command::new("kill")
+        .arg(&id)
+        .status()
+        .unwrap();
+    assert!(told.success());
+    while let Some(frame) = guest.link.frame() {
+        assert_eq!((frame.kind, frame.stream), (Kind::Event, stream));
+    }
+    assert_eq!(guest.ended(), Some(0));
+    eventually("the command's end", || !runs(pid));
+}

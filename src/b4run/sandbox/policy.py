@@ -117,3 +117,10 @@ class SandboxPolicy(StrictModel):
     env: Annotated[Mapping[str, str], AfterValidator(check_environment)] = Field(default_factory=dict)
     resources: Resources = Field(default_factory=Resources)
     security: Security = Field(default_factory=Security)
+
+    def difference(self, other: SandboxPolicy) -> tuple[str, ...]:
+        """Return the keys that a running sandbox would have to change to keep `other`; `timeout_ms` belongs to the handle."""
+        ours, theirs = (
+            policy.model_copy(update={"resources": policy.resources.model_copy(update={"timeout_ms": None})}) for policy in (self, other)
+        )
+        return tuple(name for name in SandboxPolicy.model_fields if getattr(ours, name) != getattr(theirs, name))

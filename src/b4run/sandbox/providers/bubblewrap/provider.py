@@ -97,8 +97,8 @@ class BubblewrapProvider:
         async with self._lock(name):
             held = self._held.get(name)
             if held is not None and not held.sandbox.lost:
-                if _launch_policy(held.policy) != _launch_policy(policy):
-                    raise PolicyConflict(thread_id=thread_id, reason=_difference(held.policy, policy))
+                if differing := held.policy.difference(policy):
+                    raise PolicyConflict(thread_id=thread_id, reason=", ".join(differing))
                 return held.sandbox
             if held is not None:
                 await self._drop(name)
@@ -266,16 +266,6 @@ async def _uninterrupted(work: Awaitable[None]) -> None:
     except asyncio.CancelledError:
         await asyncio.wait((task,))
         raise
-
-
-def _launch_policy(policy: SandboxPolicy) -> SandboxPolicy:
-    """What a running sandbox cannot change: everything but the deadline of a command."""
-    return policy.model_copy(update={"resources": policy.resources.model_copy(update={"timeout_ms": None})})
-
-
-def _difference(held: SandboxPolicy, asked: SandboxPolicy) -> str:
-    old, new = _launch_policy(held), _launch_policy(asked)
-    return ", ".join(name for name in SandboxPolicy.model_fields if getattr(old, name) != getattr(new, name))
 
 
 def _explain(error: Exception) -> str:

@@ -1,0 +1,37 @@
+"""Names and labels of everything the Docker provider creates; the engine is searched by them after a crash."""
+
+from __future__ import annotations
+
+from b4run.sandbox.scope import resource_id
+
+LABEL_SANDBOX = "b4.sandbox"
+"""On session containers and workspace volumes: the resource id of their thread."""
+LABEL_IDENTITY = "b4.sandbox.identity"
+"""On session containers: the digest of image and launch settings."""
+LABEL_READER = "b4.sandbox.reader"
+"""On reader containers: the resource id of the thread they read."""
+LABEL_SCOPE = "b4.sandbox.scope"
+"""On containers and volumes: the scope, so that a provider lists its own only."""
+LABEL_THREAD = "b4.sandbox.thread"
+LABEL_OWNED_IMAGE = "b4.sandbox.owned-image"
+"""On derived images: the id of the image that they add an owned workspace folder to."""
+LABEL_GUEST = "b4.guest"
+"""On guest volumes: the digest of the guest they hold."""
+
+
+class ThreadNames:
+    """The names of one thread's resources."""
+
+    def __init__(self, scope: str, thread_id: str) -> None:
+        self.scope = scope
+        self.thread_id = thread_id
+        self.id = resource_id(scope, thread_id)
+        self.container = f"b4-sbx-{self.id}"
+        self.volume = f"b4-sbx-vol-{self.id}"
+
+    def labels(self) -> dict[str, str]:
+        return {LABEL_SANDBOX: self.id, LABEL_SCOPE: self.scope, LABEL_THREAD: self.thread_id}
+
+
+def guest_volume_name(digest: str) -> str:
+    return f"b4-guest-{digest[:40]}"

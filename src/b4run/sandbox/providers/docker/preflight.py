@@ -1,0 +1,72 @@
+"""Telling before the first command what an engine can do for a policy."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from b4run.errors import B4Error
+from b4run.sandbox.contract import Finding, Preflight, SandboxHandle, Severity
+from b4run.sandbox.policy import SandboxPolicy
+from b4run.sandbox.providers.docker import controls
+from b4run.sandbox.providers.docker.engine import Engine, EngineUnreachable
+from b4run.sandbox.providers.docker.images import resolve_image
+
+_TRIAL_DEADLINE_MS = 20_000
+
+
+class _Provider(Protocol):
+    async def acquire(self, thread_id: str, policy: SandboxPolicy) -> SandboxHandle: ...
+
+    async def destroy(self, thread_id: str) -> None: ...
+
+
+async def examine(provider: _Provider, engine: Engine, policy: SandboxPolicy, *, image: str, runtime: str | None) -> Preflight:
+    """Return what `policy` meets on this engine. A trial is started only when nothing already forbids it."""
+    findings: list[Finding] = []
+    try:
+        findings += _engine(await engine.get("tell about itself", "info"), runtime)
+        findings += [*controls.refusals(policy), *controls.warnings(policy)]
+        findings.append(await _image(engine, image))
+        if Preflight(tuple(findings)).ok:
+            findings.append(await _trial(provider, policy))
+    except EngineUnreachable as error:
+        findings.append(Finding("engine", Severity.ERROR, error.message, error.remedy))
+    return Preflight(tuple(findings))
+
+
+def _engine(info: dict[str, Any], runtime: str | None) -> Iterator[Finding]:
+    yield Finding("engine", Severity.OK, f"Docker Engine {info['ServerVersion']} on {info['OperatingSystem']}, {info['Architecture']}")
+    if runtime is None:
+        return
+    known = sorted(info.get("Runtimes") or {})
+    if runtime in known:
+        yield Finding("runtime", Severity.OK, f"{runtime} is installed")
+    else:
+        remedy = f"Install it and add it to the engine's daemon.json, or name another: {', '.join(known)}."
+        yield Finding("runtime", Severity.ERROR, f"the engine has no runtime {runtime!r}", remedy)
+
+
+async def _image(engine: Engine, reference: str) -> Finding:
+    try:
+        image = await resolve_image(engine, reference)
+    except EngineUnreachable:
+        raise
+    except B4Error as error:
+        return Finding("image", Severity.ERROR, error.message, "Name an image that the engine has or can pull.")
+    return Finding("image", Severity.OK, f"{reference} is {image.id[:19]}")
+
+
+async def _trial(provider: _Provider, policy: SandboxPolicy) -> Finding:
+    thread_id = f"b4-preflight-{secrets.token_hex(8)}"
+    try:
+        sandbox = await provider.acquire(thread_id, policy)
+        result = await sandbox.exec.run("exit 7", deadline_ms=_TRIAL_DEADLINE_MS)
+    except B4Error as error:
+        return Finding("trial", Severity.ERROR, error.message, error.remedy)
+    finally:
+        await provider.destroy(thread_id)
+    if result.exit_code != 7:
+        return Finding("trial", Severity.ERROR, f"a command ended with {result.exit_code} instead of 7: {result.stderr[:200]}")
+    return Finding("trial", Severity.OK, "the guest runs in this image")

@@ -1,0 +1,35 @@
+"""The engine that tests use: whatever `DOCKER_HOST` or the current context name. `B4_TEST_DOCKER_IMAGE` names the image."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+
+import pytest
+
+IMAGE = os.environ.get("B4_TEST_DOCKER_IMAGE", "python:3.12-slim-bookworm")
+BUSYBOX = os.environ.get("B4_TEST_DOCKER_BUSYBOX", "busybox:stable-musl")
+SCOPE = "b4-tests"
+
+
+@functools.cache
+def absence() -> str | None:
+    """Return why there is no engine to test with, or None."""
+    try:
+        done = subprocess.run(
+            ["docker", "version", "--format", "{{.Server.Version}}"], capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"the docker command does not work ({type(error).__name__})"
+    return None if done.returncode == 0 else f"no Docker Engine answers: {done.stderr.strip()[-200:]}"
+
+
+needs_docker = pytest.mark.skipif(
+    absence() is not None and not os.environ.get("B4_TEST_SMOKE_E2E"), reason=f"{absence()}; with B4_TEST_SMOKE_E2E=1 this is a failure"
+)
+
+
+def docker(*arguments: str) -> str:
+    """Run the engine's own command, for what only it can do."""
+    return subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=60, check=True).stdout.strip()

@@ -1,0 +1,125 @@
+"""What happens to containers and volumes: loss, restart, replacement, removal."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from b4run.errors import ConfigurationError, PolicyConflict, SandboxLost, SandboxUnavailable
+from b4run.sandbox.contract import Cause, Severity
+from b4run.sandbox.policy import Deny, Resources, SandboxPolicy, Security
+from b4run.sandbox.providers.docker import DockerProvider, docker_sandbox
+from b4run.sandbox.scope import resource_id
+
+from ...docker_engine import BUSYBOX, docker, needs_docker
+from .conftest import Make
+
+pytestmark = needs_docker
+
+POLICY = SandboxPolicy(network=Deny())
+
+
+def names(provider: DockerProvider, thread: str = "t-1") -> tuple[str, str]:
+    name = resource_id(provider._scope, thread)
+    return f"b4-sbx-{name}", f"b4-sbx-vol-{name}"
+
+
+async def test_another_process_finds_the_container_again(make: Make) -> None:
+    first, second = make(), make()
+    sandbox = await first.acquire("t-1", POLICY)
+    job = await sandbox.exec.start("echo up; exec sleep 60")
+    again = await second.acquire("t-1", POLICY)
+    assert again.instance == sandbox.instance
+    assert [info.job for info in await again.exec.jobs()] == [job.id]
+    assert [(record.thread_id, record.running) for record in await second.list_sandboxes()] == [("t-1", True)]
+
+
+async def test_other_settings_replace_the_container_and_keep_the_files(make: Make) -> None:
+    provider = make()
+    sandbox = await provider.acquire("t-1", POLICY)
+    await sandbox.files.write("f", b"kept")
+    other = SandboxPolicy(network=Deny(), security=Security(pids_limit=99))
+    with pytest.raises(PolicyConflict, match="security"):
+        await provider.acquire("t-1", other)
+    again = await make().acquire("t-1", other)
+    assert again.instance != sandbox.instance
+    assert (await again.files.read("f")).data == b"kept"
+
+
+@pytest.mark.parametrize("how", ["kill", "stop", "rm -f", "restart"])
+async def test_whatever_ends_the_container_is_told_and_recovered_from(make: Make, how: str) -> None:
+    provider = make()
+    sandbox = await provider.acquire("t-1", POLICY)
+    await sandbox.files.write("f", b"kept")
+    running = asyncio.create_task(sandbox.exec.run("touch started; exec sleep 60", deadline_ms=50_000))
+    while "started" not in (await sandbox.files.list()).names:
+        await asyncio.sleep(0.02)
+    await asyncio.to_thread(docker, *how.split(), *(["-t", "1"] if how in ("stop", "restart") else []), names(provider)[0])
+    with pytest.raises(SandboxLost):
+        await asyncio.wait_for(running, 20)
+    assert sandbox.lost
+    again = await provider.acquire("t-1", POLICY)
+    assert (await again.exec.run("cat f")).stdout == "kept"
+
+
+async def test_a_full_container_is_replaced_once_when_nobody_can_connect(make: Make) -> None:
+    policy = SandboxPolicy(network=Deny(), security=Security(pids_limit=32))
+    first = make()
+    sandbox = await first.acquire("t-1", policy)
+    await sandbox.files.write("f", b"kept")
+    await sandbox.exec.start("i=0; while [ $i -lt 99 ]; do sleep 60 & i=$((i+1)); done; wait")
+    again = await make().acquire("t-1", policy)
+    assert (await again.exec.run("cat f")).stdout == "kept"
+
+
+async def test_death_by_the_memory_limit_is_told(make: Make) -> None:
+    sandbox = await make().acquire("t-1", SandboxPolicy(network=Deny(), resources=Resources(memory_mb=128)))
+    result = await sandbox.exec.run("python3 -c 'bytearray(500 << 20)' || exit $?")
+    assert (result.cause, result.exit_code) == (Cause.OOM, 137)
+    assert (await sandbox.exec.run("kill -9 $$")).cause is Cause.SIGNAL
+
+
+async def test_release_keeps_the_volume_and_destroy_leaves_nothing(make: Make) -> None:
+    provider = make()
+    await provider.acquire("t-1", POLICY)
+    container, volume = names(provider)
+    await provider.release("t-1")
+    await provider.release("t-1")
+    assert container not in docker("ps", "-a", "--format", "{{.Names}}").split()
+    assert volume in docker("volume", "ls", "-q").split()
+    assert [(record.thread_id, record.running) for record in await provider.list_sandboxes()] == [("t-1", False)]
+    await asyncio.gather(provider.destroy("t-1"), provider.destroy("t-1"), provider.release("t-1"))
+    assert volume not in docker("volume", "ls", "-q").split()
+    assert await provider.list_sandboxes() == []
+
+
+async def test_a_static_image_without_a_c_library_works(make: Make) -> None:
+    sandbox = await make(image=BUSYBOX).acquire("t-1", POLICY)
+    result = await sandbox.exec.run("id -u; echo $HOME; touch f; ls")
+    assert result.stdout == "1000\n/workspace\nf\n"
+
+
+async def test_tools_of_developers_leave_the_workspace_clean(make: Make) -> None:
+    sandbox = await make().acquire("t-1", POLICY)
+    script = "git init -q && echo x > f && git add f && git commit -qm first && python3 -m venv /tmp/v && /tmp/v/bin/python -c 'print(1)'"
+    result = await sandbox.exec.run(script, deadline_ms=60_000)
+    assert (result.exit_code, result.stdout) == (0, "1\n"), result.stderr
+    assert sorted((await sandbox.files.list()).names) == [".git", "f"]
+
+
+async def test_preflight_tells_what_is_missing(make: Make) -> None:
+    good = await make().preflight(POLICY)
+    assert good.ok and good.warnings == ()
+    for provider, control in [(make(runtime="none-such"), "runtime"), (make(image="localhost:1/none-such:test"), "image")]:
+        result = await provider.preflight(POLICY)
+        assert [finding.control for finding in result.findings if finding.severity is Severity.ERROR] == [control]
+    lost = await make(url="unix:///nonexistent/docker.sock").preflight(POLICY)
+    assert [finding.control for finding in lost.findings] == ["engine"]
+    with pytest.raises(SandboxUnavailable, match="did not answer"):
+        await make(url="unix:///nonexistent/docker.sock").acquire("t-1", POLICY)
+
+
+def test_an_image_must_be_named() -> None:
+    with pytest.raises(ConfigurationError, match="image"):
+        docker_sandbox(scope="x", image=" ")
