@@ -9,10 +9,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench import bubblewrap, command, floors
+from bench import bubblewrap, command, docker, floors
 from bench.figures import Figure
 
-FIGURES = (*floors.FIGURES, *bubblewrap.FIGURES, *command.FIGURES)
+FIGURES = (*floors.FIGURES, *bubblewrap.FIGURES, *docker.FIGURES, *command.FIGURES)
 
 
 def chosen(prefixes: list[str]) -> list[Figure]:
@@ -29,7 +29,7 @@ def row(figure: Figure, values: Mapping[str, float]) -> str:
     if figure.goal is not None:
         parts.append(f"goal {'≥' if figure.more_is_better else '≤'} {figure.goal:,.1f}")
     if figure.floor is not None and figure.floor_goal is not None:
-        parts.append(f"{value / values[figure.floor]:.2f} × {figure.floor} (goal ≤ {figure.floor_goal:g})")
+        parts.append(f"{value / values[figure.floor]:.3g} × {figure.floor} (goal ≤ {figure.floor_goal:g})")
     return "   ".join(parts)
 
 
@@ -37,6 +37,9 @@ async def measure(figures: list[Figure]) -> dict[str, float]:
     """Measure one after the other, telling which on stderr."""
     values: dict[str, float] = {}
     for figure in figures:
+        if (absence := figure.absence()) is not None:
+            sys.stderr.write(f"leaving out {figure.name}: {absence}\n")
+            continue
         sys.stderr.write(f"measuring {figure.name}\n")
         values[figure.name] = round(await figure.measure(), 3)
     return values
@@ -51,7 +54,7 @@ def main() -> int:
     if not figures:
         parser.error(f"no figure starts with {' or '.join(options.only)}; there are {', '.join(f.name for f in FIGURES)}")
     values = asyncio.run(measure(figures))
-    for figure in figures:
+    for figure in (figure for figure in figures if figure.name in values):
         sys.stdout.write(row(figure, values) + "\n")
     if options.json is not None:
         options.json.write_text(json.dumps(values, indent=2) + "\n")

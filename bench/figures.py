@@ -20,6 +20,8 @@ class Figure:
     floor: str | None = None
     floor_goal: float | None = None
     more_is_better: bool = False
+    absence: Callable[[], str | None] = lambda: None
+    """Says why it cannot be measured here, if so."""
 
 
 async def median_ms(once: Callable[[], Awaitable[object]], *, rounds: int, warmup: int = 3) -> float:

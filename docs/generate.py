@@ -76,6 +76,8 @@ python -m bench --only exec floor                 # some of them
 Floors are measured in the same run, so that ratios hold where absolute times do not: `floor.fork_exec_ms` starts and awaits
 `/bin/true`, `floor.bwrap_ms` wraps it in a bare bubblewrap, `floor.python_ms` is an empty interpreter. A warm command is
 `sandbox.exec.run("true")`, a shell included; the first command counts everything from nothing to its answer. Network is denied in all.
+`floor.docker_run_ms` is `docker run --rm IMAGE true`, `peer.docker_exec_ms` is `docker exec` by the command, `peer.aiodocker_exec_ms`
+the same through aiodocker. Where no engine answers, these are left out.
 """
 
 

@@ -10,7 +10,7 @@ use rustix::net::{
     AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
     listen as listen_on, shutdown, socket_with,
 };
-use rustix::process::getuid;
+use rustix::process::{getpid, getuid};
 
 use crate::tree;
 
@@ -40,17 +40,22 @@ pub fn listen() -> Result<OwnedFd, Errno> {
 }
 
 /// Takes the next connection, if it comes from a host: the same user, started from outside this PID namespace.
+///
+/// gVisor gives a socket's own process as its peer. There a job may connect as well; it can do no more that way than it can by itself.
 pub fn accept(listener: &OwnedFd) -> Option<OwnedFd> {
     let socket = accept_with(listener, SocketFlags::CLOEXEC).ok()?;
     let peer = socket_peercred(&socket).ok()?;
     let from_outside = tree::parent(peer.pid.as_raw_nonzero().get()) == Some(0);
-    (peer.uid == getuid() && from_outside).then_some(socket)
+    let unknown = peer.pid == getpid();
+    (peer.uid == getuid() && (from_outside || unknown)).then_some(socket)
 }
 
 /// Relays standard input and output to the guest until either ends.
 pub fn relay(timeout: Duration) -> Result<(), (i32, String)> {
     let guest =
         dial(timeout).map_err(|errno| (UNAVAILABLE, format!("no guest answers: {errno}")))?;
+    // Nothing is said before the host was heard: it may still be taking over the stream from whoever opened it.
+    wait(rustix::stdio::stdin(), PollFlags::IN).map_err(|errno| (70, errno.to_string()))?;
     std::thread::scope(|scope| {
         scope.spawn(|| {
             // Either end of the stream ends the relay; what failed shows in the other direction.

@@ -97,7 +97,7 @@ def test_every_python_block_compiles(page: Path) -> None:
 
 def test_there_are_blocks_to_look_at() -> None:
     assert {named(page): bool(blocks(page)) for page in GUIDE if page.stem != "bubblewrap"} == {
-        f"docs/guide/{name}.md": True for name in ("agents", "permissions", "providers", "quickstart", "sandboxes", "testing")
+        f"docs/guide/{name}.md": True for name in ("agents", "docker", "permissions", "providers", "quickstart", "sandboxes", "testing")
     }
 
 

@@ -19,18 +19,33 @@ if TYPE_CHECKING:
     from b4run.sandbox.contract import SandboxProvider
 
 
-def _bubblewrap(state_dir: Path, python: Python) -> SandboxProvider:
+def _bubblewrap(options: argparse.Namespace, state_dir: Path) -> tuple[SandboxProvider, Python]:
+    from b4run.cli.demo_run import find_python
     from b4run.sandbox.providers.bubblewrap import bubblewrap_sandbox
 
-    return bubblewrap_sandbox(scope="demo", state_dir=state_dir, read_only_paths=python.read_only_paths)
+    python = find_python()
+    return bubblewrap_sandbox(scope="demo", state_dir=state_dir, read_only_paths=python.read_only_paths), python
 
 
-PROVIDERS: Mapping[str, Callable[[Path, Python], SandboxProvider]] = {"bubblewrap": _bubblewrap}
+def _docker(options: argparse.Namespace, state_dir: Path) -> tuple[SandboxProvider, Python]:
+    from b4run.cli.demo_run import Python
+    from b4run.sandbox.providers.docker import docker_sandbox
+
+    return docker_sandbox(scope="b4-demo", image=options.image), Python("python3")
+
+
+Make = Callable[[argparse.Namespace, Path], tuple["SandboxProvider", "Python"]]
+PROVIDERS: Mapping[str, Make] = {"bubblewrap": _bubblewrap, "docker": _docker}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="PROVIDER:NAME", help="a real model instead of the scripted one; it needs that provider's key")
     parser.add_argument("--provider", choices=sorted(PROVIDERS), default="bubblewrap", help="what makes the sandbox (default: bubblewrap)")
+    parser.add_argument(
+        "--image",
+        default="python:3.12-slim",
+        help="for docker: an image with Python 3.11 or newer (default: python:3.12-slim, pulled if missing)",
+    )
     add_json(parser)
     parser.set_defaults(execute=_demo)
 
@@ -39,15 +54,14 @@ def _demo(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from b4run.cli.demo_files import packaged_files
-    from b4run.cli.demo_run import find_python, repair
+    from b4run.cli.demo_run import repair
     from b4run.cli.demo_view import View
 
     view = View(Console(highlight=False, quiet=options.json))
-    python = find_python()
     view.note(f"{len(packaged_files())} files of a Python project go into a {options.provider} sandbox, its network closed.")
     view.note(f"The agent is {'scripted' if options.model is None else options.model}; every call below really runs in there.\n")
     with tempfile.TemporaryDirectory(prefix="b4-demo-") as folder:
-        provider = PROVIDERS[options.provider](Path(folder, "sandboxes"), python)
+        provider, python = PROVIDERS[options.provider](options, Path(folder, "sandboxes"))
         result = run_async(repair(provider, options.model, python.tests, view.call))
     if options.json:
         print_json({"provider": options.provider, "model": options.model or "scripted"} | result.as_dict())

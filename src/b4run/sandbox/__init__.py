@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     )
     from b4run.sandbox.policy import Allow, Deny, Resources, SandboxPolicy, Security, User
     from b4run.sandbox.providers.bubblewrap import bubblewrap_sandbox
+    from b4run.sandbox.providers.docker import docker_sandbox
     from b4run.sandbox.scope import resource_id
     from b4run.sandbox.supervisor import SandboxSupervisor, ThreadStatus, open_sandbox
 
@@ -83,6 +84,7 @@ __all__ = [
     "ThreadStatus",
     "User",
     "bubblewrap_sandbox",
+    "docker_sandbox",
     "open_sandbox",
     "resource_id",
 ]
@@ -90,6 +92,7 @@ __all__ = [
 _ELSEWHERE = {
     "policy": ("Allow", "Deny", "Resources", "SandboxPolicy", "Security", "User"),
     "providers.bubblewrap": ("bubblewrap_sandbox",),
+    "providers.docker": ("docker_sandbox",),
     "scope": ("resource_id",),
     "supervisor": ("SandboxSupervisor", "ThreadStatus", "open_sandbox"),
 }

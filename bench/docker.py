@@ -1,0 +1,114 @@
+"""The Docker provider beside what the engine itself offers. Left out where no engine answers.
+
+`B4_TEST_DOCKER_IMAGE` names the image (default `python:3.12-bookworm`), which must be on the engine.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+from aiodocker import Docker
+
+from b4run.sandbox import SandboxProvider, docker_sandbox
+from bench import sandboxes
+from bench.figures import Figure, median_ms
+
+IMAGE = os.environ.get("B4_TEST_DOCKER_IMAGE", "python:3.12-bookworm")
+
+
+def _docker(*arguments: str) -> str:
+    return subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+
+
+@functools.cache
+def absence(runtime: str | None = None) -> str | None:
+    """Return why there is nothing to measure, or None."""
+    try:
+        runtimes = _docker("info", "--format", "{{range $name, $_ := .Runtimes}}{{$name}} {{end}}").split()
+        _docker("image", "inspect", "--format", "{{.Id}}", IMAGE)
+    except (OSError, subprocess.SubprocessError):
+        return f"no Docker Engine with the image {IMAGE} answers"
+    return None if runtime is None or runtime in runtimes else f"the engine has no runtime {runtime}"
+
+
+@asynccontextmanager
+async def _opened(runtime: str | None = None) -> AsyncIterator[SandboxProvider]:
+    provider = docker_sandbox(scope=f"bench-{uuid.uuid4().hex[:8]}", image=IMAGE, runtime=runtime)
+    yield provider
+    await provider.aclose()
+
+
+async def run_ms() -> float:
+    """`docker run --rm IMAGE true`."""
+
+    async def once() -> None:
+        _docker("run", "--rm", "--network", "none", IMAGE, "true")
+
+    return await median_ms(once, rounds=15)
+
+
+@asynccontextmanager
+async def _container() -> AsyncIterator[str]:
+    name = _docker("run", "-d", "--network", "none", "--label", "b4.bench=1", IMAGE, "sleep", "600")
+    try:
+        yield name
+    finally:
+        _docker("rm", "-f", name)
+
+
+async def exec_ms() -> float:
+    """`docker exec CONTAINER true`, by the command."""
+    async with _container() as name:
+
+        async def once() -> None:
+            _docker("exec", name, "true")
+
+        return await median_ms(once, rounds=25)
+
+
+async def aiodocker_exec_ms() -> float:
+    """The same through aiodocker: create, start, read to the end, ask for the code."""
+    async with _container() as name, Docker() as engine:
+        container = await engine.containers.get(name)
+
+        async def once() -> None:
+            running = await container.exec(["true"])
+            async with running.start() as stream:
+                while await stream.read_out() is not None:
+                    pass
+            if (await running.inspect())["ExitCode"] != 0:
+                raise RuntimeError("the command failed")
+
+        return await median_ms(once, rounds=25)
+
+
+_gvisor = partial(_opened, "runsc")
+
+FIGURES = (
+    Figure("floor.docker_run_ms", run_ms, absence=absence),
+    Figure("peer.docker_exec_ms", exec_ms, absence=absence),
+    Figure("peer.aiodocker_exec_ms", aiodocker_exec_ms, absence=absence),
+    Figure(
+        "exec.docker.warm_ms",
+        partial(sandboxes.warm_ms, _opened),
+        goal=2.0,
+        floor="peer.docker_exec_ms",
+        floor_goal=1 / 25,
+        absence=absence,
+    ),
+    Figure(
+        "acquire.docker.first_command_ms",
+        partial(sandboxes.first_command_ms, _opened, 11),
+        floor="floor.docker_run_ms",
+        floor_goal=1.1,
+        absence=absence,
+    ),
+    Figure("output.docker.mb_per_s", partial(sandboxes.output_mb_per_s, _opened), goal=250.0, more_is_better=True, absence=absence),
+    Figure("exec.runsc.warm_ms", partial(sandboxes.warm_ms, _gvisor, 100), absence=partial(absence, "runsc")),
+)
