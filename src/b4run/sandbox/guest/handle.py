@@ -32,6 +32,11 @@ class GuestSandbox:
         return self._client.hello.instance
 
     @property
+    def guest_capabilities(self) -> frozenset[str]:
+        """What the guest found to work on its kernel, as in its hello."""
+        return self._client.hello.capabilities
+
+    @property
     def exec(self) -> GuestExec:
         return self._exec
 

@@ -120,6 +120,16 @@ async def test_preflight_tells_what_is_missing(make: Make) -> None:
         await make(url="unix:///nonexistent/docker.sock").acquire("t-1", POLICY)
 
 
+async def test_a_kernel_without_subreapers_is_a_warning(make: Make) -> None:
+    if "runsc" not in docker("info", "--format", "{{range $name, $_ := .Runtimes}}{{$name}} {{end}}").split():
+        result = await make().preflight(POLICY)
+        assert "process trees" not in [finding.control for finding in result.findings]
+        return
+    result = await make(runtime="runsc").preflight(POLICY)
+    assert [finding.control for finding in result.findings if finding.severity is Severity.WARNING] == ["process trees"]
+    assert result.ok
+
+
 def test_an_image_must_be_named() -> None:
     with pytest.raises(ConfigurationError, match="image"):
         docker_sandbox(scope="x", image=" ")

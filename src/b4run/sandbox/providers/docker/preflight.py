@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from b4run.errors import B4Error
-from b4run.sandbox.contract import Finding, Preflight, SandboxHandle, Severity
+from b4run.sandbox.contract import Finding, Preflight, Severity
+from b4run.sandbox.guest import GuestSandbox
 from b4run.sandbox.policy import SandboxPolicy
 from b4run.sandbox.providers.docker import controls
 from b4run.sandbox.providers.docker.engine import Engine, EngineUnreachable
@@ -17,7 +18,7 @@ _TRIAL_DEADLINE_MS = 20_000
 
 
 class _Provider(Protocol):
-    async def acquire(self, thread_id: str, policy: SandboxPolicy) -> SandboxHandle: ...
+    async def acquire(self, thread_id: str, policy: SandboxPolicy) -> GuestSandbox: ...
 
     async def destroy(self, thread_id: str) -> None: ...
 
@@ -30,7 +31,7 @@ async def examine(provider: _Provider, engine: Engine, policy: SandboxPolicy, *,
         findings += [*controls.refusals(policy), *controls.warnings(policy)]
         findings.append(await _image(engine, image))
         if Preflight(tuple(findings)).ok:
-            findings.append(await _trial(provider, policy))
+            findings += await _trial(provider, policy)
     except EngineUnreachable as error:
         findings.append(Finding("engine", Severity.ERROR, error.message, error.remedy))
     return Preflight(tuple(findings))
@@ -58,15 +59,19 @@ async def _image(engine: Engine, reference: str) -> Finding:
     return Finding("image", Severity.OK, f"{reference} is {image.id[:19]}")
 
 
-async def _trial(provider: _Provider, policy: SandboxPolicy) -> Finding:
+async def _trial(provider: _Provider, policy: SandboxPolicy) -> list[Finding]:
     thread_id = f"b4-preflight-{secrets.token_hex(8)}"
     try:
         sandbox = await provider.acquire(thread_id, policy)
         result = await sandbox.exec.run("exit 7", deadline_ms=_TRIAL_DEADLINE_MS)
     except B4Error as error:
-        return Finding("trial", Severity.ERROR, error.message, error.remedy)
+        return [Finding("trial", Severity.ERROR, error.message, error.remedy)]
     finally:
         await provider.destroy(thread_id)
     if result.exit_code != 7:
-        return Finding("trial", Severity.ERROR, f"a command ended with {result.exit_code} instead of 7: {result.stderr[:200]}")
-    return Finding("trial", Severity.OK, "the guest runs in this image")
+        return [Finding("trial", Severity.ERROR, f"a command ended with {result.exit_code} instead of 7: {result.stderr[:200]}")]
+    findings = [Finding("trial", Severity.OK, "the guest runs in this image")]
+    if "subreaper" not in sandbox.guest_capabilities:
+        detail = "this kernel has no child subreaper: what leaves its command by setsid or a double fork outlives timeout and cancel"
+        findings.append(Finding("process trees", Severity.WARNING, detail, "Release the sandbox to end it, or use another runtime."))
+    return findings
