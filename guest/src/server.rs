@@ -154,6 +154,7 @@ pub fn run(options: Options) -> Result<(), (i32, String)> {
     }
     server.flush();
     server.jobs.nursery.prepare();
+    server.workers.prepare();
     server.serve().map_err(internal)
 }
 

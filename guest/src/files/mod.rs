@@ -57,6 +57,21 @@ impl Workers {
         }
     }
 
+    /// Starts the worker that stays, so that files work even when no thread can be started any more.
+    pub fn prepare(&mut self) {
+        let mut state = self.shared.lock();
+        // Without it, the first request tries again.
+        state.threads += usize::from(self.spawn().is_ok());
+    }
+
+    fn spawn(&self) -> std::io::Result<()> {
+        let shared = self.shared.clone();
+        thread::Builder::new()
+            .stack_size(STACK)
+            .spawn(move || shared.work())
+            .map(drop)
+    }
+
     /// Has a worker answer the request.
     pub fn submit(&mut self, op: &str, stream: &Arc<Stream>, payload: &[u8]) {
         let mut state = self.shared.lock();
@@ -72,12 +87,8 @@ impl Workers {
         if state.threads >= MAX_WORKERS {
             return;
         }
-        let shared = self.shared.clone();
-        match thread::Builder::new()
-            .stack_size(STACK)
-            .spawn(move || shared.work())
-        {
-            Ok(_) => state.threads += 1,
+        match self.spawn() {
+            Ok(()) => state.threads += 1,
             Err(_) if state.threads > 0 => {}
             Err(_) => {
                 state.queue.pop_back();

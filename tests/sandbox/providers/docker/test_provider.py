@@ -108,6 +108,19 @@ async def test_tools_of_developers_leave_the_workspace_clean(make: Make) -> None
     assert sorted((await sandbox.files.list()).names) == [".git", "f"]
 
 
+async def test_a_start_that_fails_leaves_no_container_and_the_next_one_works(make: Make) -> None:
+    provider = make()
+    await provider.acquire("t-0", POLICY)
+    mounts = '{{range .Mounts}}{{if eq .Destination "/b4/bin"}}{{.Name}}{{end}}{{end}}'
+    guest = docker("inspect", "--format", mounts, names(provider, "t-0")[0])
+    await provider.release("t-0")
+    await asyncio.to_thread(docker, "volume", "rm", guest)
+    with pytest.raises(SandboxUnavailable):
+        await provider.acquire("t-1", POLICY)
+    assert names(provider)[0] not in docker("ps", "-a", "--format", "{{.Names}}").split()
+    assert (await (await provider.acquire("t-1", POLICY)).exec.run("echo works")).stdout == "works\n"
+
+
 async def test_preflight_tells_what_is_missing(make: Make) -> None:
     good = await make().preflight(POLICY)
     assert good.ok and good.warnings == ()

@@ -152,8 +152,14 @@ class DockerProvider:
             except SandboxUnavailable:
                 # Its guest is gone, or no process can be started in it any more.
                 await self._engine.remove_container(names.container)
-        await self._create(names, body)
-        return await self._connect(names, image, policy)
+        try:
+            await self._create(names, body)
+            return await self._connect(names, image, policy)
+        except BaseException:
+            # The guest's volume may have been pruned under us: the next start looks at it again.
+            self._guest = None
+            await asyncio.shield(self._engine.remove_container(names.container))
+            raise
 
     async def _resolved(self) -> Image:
         if self._image not in self._images:
