@@ -15,6 +15,16 @@ fn exec<const N: usize>(script: &str, more: [(&str, Value); N]) -> Value {
     request
 }
 
+fn read_log(id: i64, offset: i64, limit: i64) -> Value {
+    map([
+        ("op", text("job.read")),
+        ("job", Value::from(id)),
+        ("channel", Value::from(1)),
+        ("offset", Value::from(offset)),
+        ("limit", Value::from(limit)),
+    ])
+}
+
 fn job(op: &str, id: i64) -> Value {
     map([("op", text(op)), ("job", Value::from(id))])
 }
@@ -160,13 +170,7 @@ fn a_background_child_holds_nobody_and_its_log_stays_readable() {
     assert_eq!(reply.stdout(), "first\n");
     let id = number(&reply.ok(), "job");
     std::fs::write(guest.path("go"), "").unwrap();
-    let read = map([
-        ("op", text("job.read")),
-        ("job", Value::from(id)),
-        ("channel", Value::from(1)),
-        ("offset", Value::from(6)),
-        ("limit", Value::from(100)),
-    ]);
+    let read = read_log(id, 6, 100);
     eventually("the child's output", || {
         let reply = guest.link.call(&read);
         reply.out == b"later\n" && get(&reply.ok(), "eof").as_bool() == Some(true)
@@ -219,13 +223,7 @@ fn a_log_keeps_head_and_tail_and_counts_the_rest() {
         (8, b"89", 8, 0),
         (10, b"", 10, 0),
     ] {
-        let reply = guest.link.call(&map([
-            ("op", text("job.read")),
-            ("job", Value::from(id)),
-            ("channel", Value::from(1)),
-            ("offset", Value::from(offset)),
-            ("limit", Value::from(100)),
-        ]));
+        let reply = guest.link.call(&read_log(id, offset, 100));
         assert_eq!(reply.out, data, "from {offset}");
         let answer = reply.ok();
         assert_eq!(
@@ -308,13 +306,7 @@ fn jobs_are_listed_signalled_and_forgotten() {
     );
     assert_eq!(get(first, "command").as_slice(), Some(script.as_bytes()));
     assert_eq!(guest.link.call(&job("job.forget", id)).code(), "busy");
-    let read = map([
-        ("op", text("job.read")),
-        ("job", Value::from(id)),
-        ("channel", Value::from(1)),
-        ("offset", Value::from(0)),
-        ("limit", Value::from(9)),
-    ]);
+    let read = read_log(id, 0, 9);
     eventually("the first line", || guest.link.call(&read).out == b"up\n");
     let signal = map([
         ("op", text("job.signal")),
