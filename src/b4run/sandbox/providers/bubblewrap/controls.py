@@ -11,6 +11,7 @@ from b4run.sandbox.contract import Capability, Finding, Severity
 from b4run.sandbox.policy import Allow, SandboxPolicy
 from b4run.sandbox.providers.bubblewrap.cgroups import Home
 from b4run.sandbox.providers.bubblewrap.network import obstacle
+from b4run.sandbox.providers.findings import network_warnings
 
 _CGROUP_REMEDY = (
     "Start as root, or where control groups are delegated to you: "
@@ -42,12 +43,7 @@ def refusals(policy: SandboxPolicy, pasta: str | None) -> Iterator[Finding]:
 
 def warnings(policy: SandboxPolicy, homes: Mapping[str, Home]) -> Iterator[Finding]:
     """Controls that are weaker here than their names say."""
-    if isinstance(policy.network, Allow):
-        if policy.network.denylist:
-            yield _warning("network", "the denylist is not enforced: with an open network every address can be reached")
-        yield _warning("network", "open egress: a metadata service of this host's network can be reached too", "Set the network to deny.")
-    elif policy.network.allowlist:
-        yield _warning("network", "the allowlist is not enforced: nothing can be reached, its addresses neither")
+    yield from network_warnings(policy.network, "this host")
     if policy.resources.memory_mb is not None and "memory" not in homes:
         yield _warning("memory limit", "it holds for each process, not for the sandbox as a whole", _CGROUP_REMEDY)
     if policy.resources.cpus is not None and "cpu" not in homes:

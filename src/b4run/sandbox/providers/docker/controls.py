@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from b4run.sandbox.contract import Capability, Finding, Severity
-from b4run.sandbox.policy import Allow, SandboxPolicy
+from b4run.sandbox.policy import SandboxPolicy
+from b4run.sandbox.providers.findings import network_warnings
 
 CAPABILITIES = frozenset(
     {
@@ -29,10 +30,4 @@ def refusals(policy: SandboxPolicy) -> Iterator[Finding]:
 
 def warnings(policy: SandboxPolicy) -> Iterator[Finding]:
     """Controls that are weaker here than their names say."""
-    if isinstance(policy.network, Allow):
-        if policy.network.denylist:
-            yield Finding("network", Severity.WARNING, "the denylist is not enforced: with an open network every address can be reached")
-        detail = "open egress: a metadata service of the engine's network can be reached too"
-        yield Finding("network", Severity.WARNING, detail, "Set the network to deny.")
-    elif policy.network.allowlist:
-        yield Finding("network", Severity.WARNING, "the allowlist is not enforced: nothing can be reached, its addresses neither")
+    yield from network_warnings(policy.network, "the engine")
