@@ -9,10 +9,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench import bubblewrap, command, docker, floors
+from bench import bubblewrap, command, docker, floors, peers
 from bench.figures import Figure
 
-FIGURES = (*floors.FIGURES, *bubblewrap.FIGURES, *docker.FIGURES, *command.FIGURES)
+FIGURES = (*floors.FIGURES, *bubblewrap.FIGURES, *docker.FIGURES, *peers.FIGURES, *command.FIGURES)
+_FIGURE_S = 180.0
+"""What one figure may take; what does not answer is not waited for longer."""
 
 
 def chosen(prefixes: list[str]) -> list[Figure]:
@@ -41,7 +43,8 @@ async def measure(figures: list[Figure]) -> dict[str, float]:
             sys.stderr.write(f"leaving out {figure.name}: {absence}\n")
             continue
         sys.stderr.write(f"measuring {figure.name}\n")
-        values[figure.name] = round(await figure.measure(), 3)
+        async with asyncio.timeout(_FIGURE_S):
+            values[figure.name] = round(await figure.measure(), 3)
     return values
 
 

@@ -17,8 +17,10 @@ from bench.figures import Figure
 async def _opened() -> AsyncIterator[SandboxProvider]:
     with tempfile.TemporaryDirectory() as state:
         provider = bubblewrap_sandbox(scope="bench", state_dir=state)
-        yield provider
-        await provider.aclose()
+        try:
+            yield provider
+        finally:
+            await provider.aclose()
 
 
 async def guest_rss_kb() -> float:

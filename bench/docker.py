@@ -9,8 +9,8 @@ import functools
 import os
 import subprocess
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
 from aiodocker import Docker
@@ -20,9 +20,11 @@ from bench import sandboxes
 from bench.figures import Figure, median_ms
 
 IMAGE = os.environ.get("B4_TEST_DOCKER_IMAGE", "python:3.12-bookworm")
+LABEL = "b4.bench"
 
 
-def _docker(*arguments: str) -> str:
+def cli(*arguments: str) -> str:
+    """Return what the `docker` command prints."""
     return subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=60, check=True).stdout.strip()
 
 
@@ -30,8 +32,8 @@ def _docker(*arguments: str) -> str:
 def absence(runtime: str | None = None) -> str | None:
     """Return why there is nothing to measure, or None."""
     try:
-        runtimes = _docker("info", "--format", "{{range $name, $_ := .Runtimes}}{{$name}} {{end}}").split()
-        _docker("image", "inspect", "--format", "{{.Id}}", IMAGE)
+        runtimes = cli("info", "--format", "{{range $name, $_ := .Runtimes}}{{$name}} {{end}}").split()
+        cli("image", "inspect", "--format", "{{.Id}}", IMAGE)
     except (OSError, subprocess.SubprocessError):
         return f"no Docker Engine with the image {IMAGE} answers"
     return None if runtime is None or runtime in runtimes else f"the engine has no runtime {runtime}"
@@ -40,52 +42,69 @@ def absence(runtime: str | None = None) -> str | None:
 @asynccontextmanager
 async def _opened(runtime: str | None = None) -> AsyncIterator[SandboxProvider]:
     provider = docker_sandbox(scope=f"bench-{uuid.uuid4().hex[:8]}", image=IMAGE, runtime=runtime)
-    yield provider
-    await provider.aclose()
+    try:
+        yield provider
+    finally:
+        await provider.aclose()
+
+
+@contextmanager
+def labelled() -> Iterator[str]:
+    """A value of `LABEL` for containers of one measurement, which removes them all, however it ends."""
+    value = uuid.uuid4().hex
+    try:
+        yield value
+    finally:
+        remove(value)
+
+
+def remove(value: str) -> None:
+    """Remove every container with this value of `LABEL`, at once: one that ignores SIGTERM would be waited for."""
+    if names := cli("ps", "--all", "--quiet", "--filter", f"label={LABEL}={value}").split():
+        cli("rm", "--force", *names)
 
 
 async def run_ms() -> float:
     """`docker run --rm IMAGE true`."""
+    with labelled() as value:
 
-    async def once() -> None:
-        _docker("run", "--rm", "--network", "none", IMAGE, "true")
+        async def once() -> None:
+            cli("run", "--rm", "--network", "none", "--label", f"{LABEL}={value}", IMAGE, "true")
 
-    return await median_ms(once, rounds=15)
+        return await median_ms(once, rounds=15)
 
 
-@asynccontextmanager
-async def _container() -> AsyncIterator[str]:
-    name = _docker("run", "-d", "--network", "none", "--label", "b4.bench=1", IMAGE, "sleep", "600")
-    try:
-        yield name
-    finally:
-        _docker("rm", "-f", name)
+@contextmanager
+def _container() -> Iterator[str]:
+    with labelled() as value:
+        yield cli("run", "-d", "--network", "none", "--label", f"{LABEL}={value}", IMAGE, "sleep", "600")
 
 
 async def exec_ms() -> float:
     """`docker exec CONTAINER true`, by the command."""
-    async with _container() as name:
+    with _container() as name:
 
         async def once() -> None:
-            _docker("exec", name, "true")
+            cli("exec", name, "true")
 
         return await median_ms(once, rounds=25)
 
 
 async def aiodocker_exec_ms() -> float:
     """The same through aiodocker: create, start, read to the end, ask for the code."""
-    async with _container() as name, Docker() as engine:
-        container = await engine.containers.get(name)
+    with _container() as name:
+        async with Docker() as engine:
+            container = await engine.containers.get(name)
 
-        async def once() -> None:
-            running = await container.exec(["true"])
-            async with running.start() as stream:
-                while await stream.read_out() is not None:
-                    pass
-            if (await running.inspect())["ExitCode"] != 0:
-                raise RuntimeError("the command failed")
+            async def once() -> None:
+                running = await container.exec(["true"])
+                async with running.start() as stream:
+                    while await stream.read_out() is not None:
+                        pass
+                if (await running.inspect())["ExitCode"] != 0:
+                    raise RuntimeError("the command failed")
 
-        return await median_ms(once, rounds=25)
+            return await median_ms(once, rounds=25)
 
 
 _gvisor = partial(_opened, "runsc")

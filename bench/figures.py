@@ -24,13 +24,17 @@ class Figure:
     """Says why it cannot be measured here, if so."""
 
 
-async def median_ms(once: Callable[[], Awaitable[object]], *, rounds: int, warmup: int = 3) -> float:
-    """Return the median duration of `once` in milliseconds."""
-    for _ in range(warmup):
-        await once()
+async def median_ms(
+    once: Callable[[], Awaitable[object]], *, rounds: int, warmup: int = 3, after: Callable[[], Awaitable[object]] | None = None
+) -> float:
+    """Return the median duration of `once` in milliseconds. `after` follows each, even one that raised, and is not counted."""
     durations = []
-    for _ in range(rounds):
+    for _ in range(warmup + rounds):
         start = time.perf_counter()
-        await once()
-        durations.append(time.perf_counter() - start)
-    return statistics.median(durations) * 1_000
+        try:
+            await once()
+            durations.append(time.perf_counter() - start)
+        finally:
+            if after is not None:
+                await after()
+    return statistics.median(durations[warmup:]) * 1_000

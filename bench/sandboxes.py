@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -15,15 +16,17 @@ Open = Callable[[], AbstractAsyncContextManager[SandboxProvider]]
 
 POLICY = SandboxPolicy(network=Deny())
 _OUTPUT_BYTES = 100 * 1024 * 1024
-_PAUSE_S = 0.05
+PAUSE_S = 0.05
 """Between two first commands, so that the teardown of one sandbox is not counted as the start of the next."""
 
 
 @asynccontextmanager
 async def one_sandbox(opened: Open) -> AsyncIterator[SandboxHandle]:
     async with opened() as provider:
-        yield await provider.acquire("bench", POLICY)
-        await provider.destroy("bench")
+        try:
+            yield await provider.acquire("bench", POLICY)
+        finally:
+            await provider.destroy("bench")
 
 
 async def warm_ms(opened: Open, rounds: int = 500) -> float:
@@ -39,16 +42,19 @@ async def warm_ms(opened: Open, rounds: int = 500) -> float:
 
 async def first_command_ms(opened: Open, rounds: int = 41) -> float:
     """From nothing to the answer of `true`, for a new thread each time."""
-    durations = []
+    started, ended = itertools.count(), itertools.count()
     async with opened() as provider:
-        for number in range(rounds + 2):
-            start = time.perf_counter()
-            sandbox = await provider.acquire(f"t-{number}", POLICY)
-            await sandbox.exec.run("true")
-            durations.append(time.perf_counter() - start)
-            await provider.destroy(f"t-{number}")
-            await asyncio.sleep(_PAUSE_S)
-    return sorted(durations[2:])[rounds // 2] * 1_000
+
+        async def once() -> None:
+            sandbox = await provider.acquire(f"t-{next(started)}", POLICY)
+            if not (await sandbox.exec.run("true")).ok:
+                raise RuntimeError("the command failed")
+
+        async def after() -> None:
+            await provider.destroy(f"t-{next(ended)}")
+            await asyncio.sleep(PAUSE_S)
+
+        return await median_ms(once, rounds=rounds, warmup=2, after=after)
 
 
 async def output_mb_per_s(opened: Open) -> float:

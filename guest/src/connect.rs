@@ -4,11 +4,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::{Errno, read, write};
+use rustix::io::{Errno, fcntl_dupfd_cloexec, read, write};
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
-    listen as listen_on, shutdown, socket_with,
+    listen as listen_on, shutdown, socket_with, socketpair,
 };
 use rustix::process::{getpid, getuid};
 
@@ -54,15 +54,39 @@ pub fn accept(listener: &OwnedFd) -> Option<OwnedFd> {
 pub fn relay(timeout: Duration) -> Result<(), (i32, String)> {
     let guest =
         dial(timeout).map_err(|errno| (UNAVAILABLE, format!("no guest answers: {errno}")))?;
+    pump(rustix::stdio::stdin(), rustix::stdio::stdout(), &guest)
+        .map_err(|errno| (70, errno.to_string()))
+}
+
+/// Relays between the standard streams and a guest in this very process; returns the guest's end.
+pub fn relayed() -> Result<OwnedFd, Errno> {
+    // The guest settles the standard streams for itself.
+    let input = fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
+    let output = fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?;
+    let (ours, theirs) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    std::thread::spawn(move || {
+        // It ends the process, or the guest does that by itself.
+        let _ = pump(input.as_fd(), output.as_fd(), &theirs);
+    });
+    Ok(ours)
+}
+
+/// Copies both ways until either stream ends, and ends the process then.
+fn pump(input: BorrowedFd<'_>, output: BorrowedFd<'_>, guest: &OwnedFd) -> Result<(), Errno> {
     // Nothing is said before the host was heard: it may still be taking over the stream from whoever opened it.
-    wait(rustix::stdio::stdin(), PollFlags::IN).map_err(|errno| (70, errno.to_string()))?;
+    wait(input, PollFlags::IN)?;
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // Either end of the stream ends the relay; what failed shows in the other direction.
-            let _ = copy(rustix::stdio::stdin(), guest.as_fd());
-            let _ = shutdown(&guest, Shutdown::Write);
+            // What failed shows in the other direction.
+            let _ = copy(input, guest.as_fd());
+            let _ = shutdown(guest, Shutdown::Write);
         });
-        let _ = copy(guest.as_fd(), rustix::stdio::stdout());
+        let _ = copy(guest.as_fd(), output);
         std::process::exit(0)
     })
 }

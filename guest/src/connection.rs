@@ -9,7 +9,7 @@ use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
-use crate::files::Workers;
+use crate::files::{self, Workers};
 use crate::frames::{self, Frame, INPUT, Kind};
 use crate::jobs::Jobs;
 use crate::messages::{self, Cancel, Code, Environment, Failure, HostHello, Op, PROTOCOL};
@@ -43,6 +43,8 @@ pub struct Connection {
 pub struct Guest<'a> {
     pub jobs: &'a mut Jobs,
     pub workers: &'a mut Workers,
+    /// It only looks at files.
+    pub reader: bool,
 }
 
 impl Connection {
@@ -163,6 +165,11 @@ impl Connection {
                 return Ok(());
             }
         };
+        if guest.reader && !files::READS.contains(&op.as_str()) {
+            let reason = format!("a reader has no operation {op:.32}");
+            stream.fail(&Failure::new(Code::Unknown, reason));
+            return Ok(());
+        }
         let route = if op == "exec" {
             let env = self.env.get_or_insert_default();
             guest

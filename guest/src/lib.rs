@@ -9,6 +9,7 @@ pub mod job;
 pub mod jobs;
 pub mod launch;
 pub mod log;
+pub mod mark;
 pub mod messages;
 pub mod nursery;
 pub mod outbox;

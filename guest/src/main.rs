@@ -8,6 +8,7 @@ use rustix::io::fcntl_dupfd_cloexec;
 
 const USAGE: i32 = 64;
 const HELP: &str = "usage: b4-guest serve --root DIR [--stream FD] [--listen]
+       b4-guest read --root DIR [--stream FD]
        b4-guest connect [--timeout-ms N]
        b4-guest launch ...
        b4-guest version";
@@ -22,7 +23,7 @@ fn dispatch(args: &[OsString]) -> i32 {
         return complain(USAGE, HELP);
     };
     match command.to_str() {
-        Some("serve") => match serve_options(rest) {
+        Some(mode @ ("serve" | "read")) => match serve_options(rest, mode == "read") {
             Ok(options) => {
                 server::run(options).map_or_else(|(code, reason)| complain(code, &reason), |()| 0)
             }
@@ -51,10 +52,10 @@ fn complain(code: i32, reason: &str) -> i32 {
     code
 }
 
-fn serve_options(args: &[OsString]) -> Result<server::Options, String> {
+fn serve_options(args: &[OsString], reader: bool) -> Result<server::Options, String> {
     let mut root = None;
     let mut stream = None;
-    let (mut listen, mut without_openat2) = (false, false);
+    let (mut listen, mut without_openat2, mut without_subreaper) = (false, false, false);
     let mut args = args.iter().map(OsString::as_os_str);
     while let Some(arg) = args.next() {
         match arg.to_str() {
@@ -66,16 +67,18 @@ fn serve_options(args: &[OsString]) -> Result<server::Options, String> {
                         .ok_or("--stream takes the number of a descriptor")?,
                 );
             }
-            Some("--listen") => listen = true,
+            Some("--listen") if !reader => listen = true,
             Some("--no-openat2") => without_openat2 = true,
+            Some("--no-subreaper") => without_subreaper = true,
             _ => return Err(HELP.to_owned()),
         }
     }
     let root = root.ok_or("--root takes the folder of the workspace")?;
-    if stream.is_none() && !listen {
+    if stream.is_none() && !listen && !reader {
         return Err("serve needs --stream, --listen or both".to_owned());
     }
     let stream = match stream {
+        None if reader => Some(connect::relayed().map_err(|errno| errno.to_string())?),
         None => None,
         Some(fd) => {
             let inherited =
@@ -90,7 +93,9 @@ fn serve_options(args: &[OsString]) -> Result<server::Options, String> {
         root,
         stream,
         listen,
+        reader,
         without_openat2,
+        without_subreaper,
     })
 }
 

@@ -250,6 +250,9 @@ pub struct Failure {
     pub errno: Option<i32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub real: Option<ByteBuf>,
+    /// Which file of many it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<Box<ByteBuf>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -264,8 +267,18 @@ impl Failure {
             stage: None,
             errno: None,
             real: None,
+            path: None,
             size: None,
             total: None,
+        }
+    }
+
+    /// The same about one file of many.
+    #[must_use]
+    pub fn about(self, path: &[u8]) -> Self {
+        Self {
+            path: Some(Box::new(ByteBuf::from(path))),
+            ..self
         }
     }
 

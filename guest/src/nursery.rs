@@ -11,6 +11,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::Rlimit;
 
 use crate::control::{self, Command, Order, Report};
+use crate::mark;
 use crate::sys::{self, Reaped};
 use crate::tree;
 use crate::zygote::{Findings, Zygote};
@@ -22,6 +23,11 @@ const AFTER_FAILURE: Duration = Duration::from_millis(100);
 pub struct Nursery {
     zygote: Option<Zygote>,
     limit: Rlimit,
+    subreapers: bool,
+    /// Jobs are known by their marks.
+    marks: bool,
+    /// No command is ever started here.
+    closed: bool,
     /// A reaper that waits for its first order, so that a command costs one fork.
     reserve: Option<Reserve>,
     /// No reaper is put in reserve before.
@@ -35,17 +41,33 @@ struct Reserve {
 }
 
 impl Nursery {
-    pub fn new(limit: Rlimit) -> Result<(Self, Findings), Errno> {
-        let (zygote, findings) = Zygote::start(limit)?;
+    pub fn new(limit: Rlimit, subreapers: bool) -> Result<(Self, Findings), Errno> {
+        let (zygote, findings) = Zygote::start(limit, subreapers)?;
         Ok((
             Self {
                 zygote: Some(zygote),
                 limit,
+                subreapers,
+                marks: findings.marks,
+                closed: false,
                 reserve: None,
                 not_before: Instant::now(),
             },
             findings,
         ))
+    }
+
+    /// One for a guest that runs no commands.
+    pub fn closed(limit: Rlimit) -> Self {
+        Self {
+            zygote: None,
+            limit,
+            subreapers: false,
+            marks: false,
+            closed: true,
+            reserve: None,
+            not_before: Instant::now(),
+        }
     }
 
     pub fn zygote(&self) -> Option<&OwnedFd> {
@@ -90,7 +112,7 @@ impl Nursery {
 
     /// Makes sure that a reaper is in reserve. Without one, the next command only takes longer.
     pub fn prepare(&mut self) {
-        if self.reserve.is_none() && self.not_before <= Instant::now() {
+        if !self.closed && self.reserve.is_none() && self.not_before <= Instant::now() {
             self.reserve = self
                 .reaper()
                 .ok()
@@ -100,7 +122,7 @@ impl Nursery {
 
     /// When a reaper is to be put in reserve.
     pub fn next_timer(&self) -> Option<Instant> {
-        self.reserve.is_none().then_some(self.not_before)
+        (!self.closed && self.reserve.is_none()).then_some(self.not_before)
     }
 
     /// Puts the reaper of a job that is over in reserve; a surplus one ends.
@@ -115,7 +137,7 @@ impl Nursery {
                 other => return other,
             }
         }
-        let (zygote, _) = Zygote::start(self.limit)?;
+        let (zygote, _) = Zygote::start(self.limit, self.subreapers)?;
         self.zygote.insert(zygote).reaper()
     }
 
@@ -148,6 +170,9 @@ impl Nursery {
         let me = std::process::id().cast_signed();
         let zygote = self.zygote.as_ref().map_or(0, |zygote| zygote.pid);
         let orphans = || -> Vec<i32> {
+            if self.marks {
+                return marked_orphans(zygote, reapers);
+            }
             let unknown = tree::children(me)
                 .into_iter()
                 .filter(|pid| *pid != zygote && !reapers.contains(pid));
@@ -159,6 +184,18 @@ impl Nursery {
         while let Reaped::Child(_) = sys::reap() {}
         orphans().is_empty()
     }
+}
+
+/// What bears the mark of a reaper that is gone.
+fn marked_orphans(zygote: i32, reapers: &[i32]) -> Vec<i32> {
+    let unmarked = mark::of(std::process::id().cast_signed());
+    let forked = tree::children(zygote);
+    let known = forked.iter().chain(reapers);
+    let kept: Vec<u64> = known
+        .filter_map(|pid| mark::of(*pid))
+        .chain(unmarked)
+        .collect();
+    mark::members(|mark| !kept.contains(&mark))
 }
 
 fn send_command(reaper: &OwnedFd, message: &[u8], fds: [BorrowedFd<'_>; 4]) -> Result<(), Errno> {

@@ -13,8 +13,9 @@ use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::{getpid, set_child_subreaper};
 
 use crate::control::{self, Command, Exit, Order, Report};
+use crate::mark;
 use crate::sys::{self, Launch, Reaped, Stage};
-use crate::tree;
+use crate::tree::{self, Family};
 
 pub const STAGE_FORK: u8 = Stage::Fork as u8;
 const DEFAULT_PATH: &[u8] = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -22,23 +23,30 @@ const DEFAULT_PATH: &[u8] = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:
 const PATIENCE: Duration = Duration::from_millis(2);
 /// How often a kill is repeated while something of the tree is left.
 const KILL_AGAIN: Duration = Duration::from_millis(10);
+/// How often orphans are looked for where their end is not told to the reaper.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Adopts the orphans among this process's descendants from now on.
 pub fn become_subreaper() -> Result<(), Errno> {
     set_child_subreaper(Some(getpid()))
 }
 
-/// The body of a freshly forked reaper.
-pub fn main(control: OwnedFd) -> ! {
-    let code = run(control).map_or(70, |()| 0);
+/// The body of a freshly forked reaper; `marks`: orphans do not come to it, and are known by their mark.
+pub fn main(control: OwnedFd, marks: bool) -> ! {
+    let code = run(control, marks).map_or(70, |()| 0);
     std::process::exit(code)
 }
 
-fn run(control: OwnedFd) -> std::io::Result<()> {
+fn run(control: OwnedFd, marks: bool) -> std::io::Result<()> {
     let control = sys::keep_only(control)?;
     sys::set_mask(&[libc::SIGCHLD]);
-    // Without it, orphans land on the guest, which ends them with the job.
-    let _ = become_subreaper();
+    let family = if marks {
+        Family::Marked(mark::enter()?)
+    } else {
+        // Without it, orphans land on the guest, which ends them with the job.
+        let _ = become_subreaper();
+        Family::Below
+    };
     let signals = sys::signal_fd(&[libc::SIGCHLD])?;
     let pid = getpid().as_raw_nonzero().get();
     control::send(
@@ -61,7 +69,7 @@ fn run(control: OwnedFd) -> std::io::Result<()> {
         let started = Instant::now();
         match start(order, fds) {
             Ok(Some(leader)) => {
-                if !Job::new(&control, &signals, leader, started).watch() {
+                if !Job::new(&control, &signals, family, leader, started).watch() {
                     return Ok(());
                 }
             }
@@ -146,6 +154,9 @@ struct Job<'a> {
     /// The guest is there to give orders.
     ordered: bool,
     signals: &'a OwnedFd,
+    family: Family,
+    /// Orphans are left, whose end makes no signal.
+    orphans: bool,
     leader: i32,
     started: Instant,
     /// When what is left of the job is killed.
@@ -154,7 +165,13 @@ struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    fn new(control: &'a OwnedFd, signals: &'a OwnedFd, leader: i32, started: Instant) -> Self {
+    fn new(
+        control: &'a OwnedFd,
+        signals: &'a OwnedFd,
+        family: Family,
+        leader: i32,
+        started: Instant,
+    ) -> Self {
         let report = Report {
             started: Some(leader),
             ..Report::default()
@@ -163,6 +180,8 @@ impl<'a> Job<'a> {
             control,
             ordered: true,
             signals,
+            family,
+            orphans: false,
             leader,
             started,
             kill_at: None,
@@ -183,7 +202,7 @@ impl<'a> Job<'a> {
             }
             self.wait();
             if self.kill_at.is_some_and(|at| at <= Instant::now()) {
-                tree::kill(tree::descendants);
+                tree::kill(|| self.family.members());
                 self.kill_at = Some(Instant::now() + KILL_AGAIN);
             }
         }
@@ -207,11 +226,18 @@ impl<'a> Job<'a> {
                 Reaped::Child(_) => {}
                 Reaped::Running => return,
                 Reaped::Nobody => {
-                    self.report.gone = true;
+                    self.look_for_orphans();
                     return;
                 }
             }
         }
+    }
+
+    fn look_for_orphans(&mut self) {
+        if let Family::Marked(_) = self.family {
+            self.orphans = !self.family.members().is_empty();
+        }
+        self.report.gone = !self.orphans;
     }
 
     /// Sends what has happened. When the guest is gone, its jobs end too.
@@ -232,10 +258,12 @@ impl<'a> Job<'a> {
 
     /// Waits for a child's end, an order, or the time of the kill.
     fn wait(&mut self) {
+        let look = self.orphans.then_some(LOOK_AGAIN);
         let left = self
             .kill_at
             .map(|at| at.saturating_duration_since(Instant::now()));
-        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        let timeout = left.into_iter().chain(look).min();
+        let timeout = timeout.and_then(|left| Timespec::try_from(left).ok());
         let mut fds = [
             PollFd::new(self.signals, PollFlags::IN),
             PollFd::new(self.control, PollFlags::IN),
@@ -260,14 +288,14 @@ impl<'a> Job<'a> {
         };
         match control::decode(&message[..size]) {
             Some(Order::Signal { signal, tree: true }) => {
-                self.report.sent = Some(tree::signal(signal));
+                self.report.sent = Some(self.family.signal(signal));
             }
             Some(Order::Signal {
                 signal,
                 tree: false,
             }) => {
                 let sent =
-                    tree::descendants().contains(&self.leader) && sys::kill(self.leader, signal);
+                    self.family.members().contains(&self.leader) && sys::kill(self.leader, signal);
                 self.report.sent = Some(u32::from(sent));
             }
             Some(Order::Cancel { grace_ms }) => self.end(Duration::from_millis(grace_ms)),
@@ -288,9 +316,9 @@ impl<'a> Job<'a> {
         }
         self.kill_at = Some(at);
         if !grace.is_zero() {
-            tree::signal(libc::SIGTERM);
+            self.family.signal(libc::SIGTERM);
             // A stopped process would not hear it.
-            tree::signal(libc::SIGCONT);
+            self.family.signal(libc::SIGCONT);
         }
     }
 }

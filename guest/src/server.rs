@@ -24,6 +24,7 @@ use crate::jobs::{Jobs, open_null};
 use crate::messages::{self, GuestHello, PROTOCOL};
 use crate::nursery::Nursery;
 use crate::outbox::Waker;
+use crate::zygote::Findings;
 use crate::{reaper, sys, tree};
 
 const SOCKET_BUFFER: usize = 4 << 20;
@@ -38,8 +39,12 @@ pub struct Options {
     pub root: std::ffi::OsString,
     pub stream: Option<OwnedFd>,
     pub listen: bool,
+    /// Only answer requests that look at files.
+    pub reader: bool,
     /// Resolve paths without `openat2`, as where the kernel lacks it.
     pub without_openat2: bool,
+    /// Know the processes of a job by marks, as where the kernel has no child subreaper.
+    pub without_subreaper: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -66,6 +71,7 @@ struct Server {
     signals: OwnedFd,
     waker: Arc<Waker>,
     hello: Vec<u8>,
+    reader: bool,
     /// The guest ends, at the latest then.
     ending: Option<Instant>,
     rested: bool,
@@ -85,7 +91,11 @@ pub fn run(options: Options) -> Result<(), (i32, String)> {
         )
     })?;
     let limit = getrlimit(Resource::Nofile);
-    let (nursery, findings) = Nursery::new(limit).map_err(internal)?;
+    let (nursery, findings) = if options.reader {
+        (Nursery::closed(limit), Findings::default())
+    } else {
+        Nursery::new(limit, !options.without_subreaper).map_err(internal)?
+    };
     // Everything below is best effort: jobs need many descriptors, the guest is to outlive them when memory runs out.
     let _ = setrlimit(
         Resource::Nofile,
@@ -96,7 +106,7 @@ pub fn run(options: Options) -> Result<(), (i32, String)> {
     );
     let _ = std::fs::write("/proc/self/oom_score_adj", "-900");
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
-    let subreaper = reaper::become_subreaper().is_ok() && findings.subreaper;
+    let subreaper = findings.subreaper && reaper::become_subreaper().is_ok();
     let watched = [libc::SIGCHLD, libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
     sys::set_mask(&watched);
     let signals = sys::signal_fd(&watched).map_err(|error| (70, error.to_string()))?;
@@ -110,6 +120,7 @@ pub fn run(options: Options) -> Result<(), (i32, String)> {
         ("pidfd", pidfd),
         ("children", tree::children_file()),
         ("subreaper", subreaper),
+        ("marks", findings.marks),
         ("landlock_signals", findings.isolated),
     ];
     capabilities.extend(
@@ -146,6 +157,7 @@ pub fn run(options: Options) -> Result<(), (i32, String)> {
         signals,
         waker,
         hello,
+        reader: options.reader,
         ending: None,
         rested: true,
     };
@@ -312,6 +324,7 @@ impl Server {
             || connection.receive(&mut Guest {
                 jobs: &mut self.jobs,
                 workers: &mut self.workers,
+                reader: self.reader,
             });
         if !open {
             self.close(id);

@@ -273,6 +273,74 @@ pub fn enter_signal_scope() -> io::Result<()> {
     Ok(())
 }
 
+/// Moves this process, which has one thread, into a new user namespace.
+pub fn enter_user_namespace() -> io::Result<()> {
+    // SAFETY: a plain number; no memory or descriptor is shared or unshared by it.
+    if unsafe { libc::unshare(libc::CLONE_NEWUSER) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Refuses this process and its later children every way to another user namespace. Needs a capability or `no_new_privs`.
+pub fn refuse_user_namespaces() -> io::Result<()> {
+    #[cfg(target_arch = "x86_64")]
+    const ARCHITECTURE: u32 = 0xC000_003E;
+    #[cfg(target_arch = "aarch64")]
+    const ARCHITECTURE: u32 = 0xC000_00B7;
+    // Offsets in the kernel's `seccomp_data`: the low half of an argument comes first on both machines.
+    const NUMBER: u32 = 0;
+    const MACHINE: u32 = 4;
+    const FIRST_ARGUMENT: u32 = 16;
+    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    let above = libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K;
+    let any_bit = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
+    let give = libc::BPF_RET | libc::BPF_K;
+    let op = |code, jt, jf, k| libc::sock_filter {
+        code: u16::try_from(code).unwrap_or(u16::MAX),
+        jt,
+        jf,
+        k,
+    };
+    let number = |call: c_long| u32::try_from(call).unwrap_or(u32::MAX);
+    let refuse = |errno: c_int| libc::SECCOMP_RET_ERRNO | errno.cast_unsigned();
+    let mut program = [
+        op(load, 0, 0, MACHINE),
+        op(equal, 0, 9, ARCHITECTURE),
+        op(load, 0, 0, NUMBER),
+        op(above, 7, 0, 0x4000_0000),
+        op(equal, 7, 0, number(libc::SYS_clone3)),
+        op(equal, 5, 0, number(libc::SYS_setns)),
+        op(equal, 1, 0, number(libc::SYS_unshare)),
+        op(equal, 0, 2, number(libc::SYS_clone)),
+        op(load, 0, 0, FIRST_ARGUMENT),
+        op(any_bit, 1, 0, libc::CLONE_NEWUSER.cast_unsigned()),
+        op(give, 0, 0, libc::SECCOMP_RET_ALLOW),
+        op(give, 0, 0, refuse(libc::EPERM)),
+        // The C library then takes `clone`.
+        op(give, 0, 0, refuse(libc::ENOSYS)),
+    ];
+    let filter = libc::sock_fprog {
+        len: u16::try_from(program.len()).unwrap_or(0),
+        filter: program.as_mut_ptr(),
+    };
+    // SAFETY: the program and its description outlive the call, which copies them.
+    let set = unsafe {
+        libc::prctl(
+            libc::PR_SET_SECCOMP,
+            libc::SECCOMP_MODE_FILTER,
+            &raw const filter,
+            0,
+            0,
+        )
+    };
+    if set != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 /// Where a start can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {

@@ -1,16 +1,43 @@
-//! The processes below one process, and their end.
+//! The processes of a job, and their end.
 
 use std::collections::{HashSet, VecDeque};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 
-use crate::sys;
+use crate::{mark, sys};
+
+/// How the processes of this process's job are known.
+#[derive(Clone, Copy)]
+pub enum Family {
+    /// They are its descendants, orphans included.
+    Below,
+    /// They bear this mark.
+    Marked(u64),
+}
+
+impl Family {
+    /// All of them but this process.
+    pub fn members(self) -> Vec<i32> {
+        match self {
+            Self::Below => descendants(),
+            Self::Marked(mark) => mark::members(|other| other == mark),
+        }
+    }
+
+    /// Signals each once; returns how many were reached.
+    pub fn signal(self, signal: i32) -> u32 {
+        self.members()
+            .iter()
+            .map(|pid| u32::from(sys::kill(*pid, signal)))
+            .sum()
+    }
+}
 
 /// More sweeps than any tree that cannot outrun them needs.
 const MAX_SWEEPS: usize = 64;
 
 /// All descendants of this process, nearest first.
-pub fn descendants() -> Vec<i32> {
+fn descendants() -> Vec<i32> {
     below(std::process::id().cast_signed())
 }
 
@@ -73,16 +100,25 @@ fn listed_children(pid: i32) -> Vec<i32> {
 
 /// Every process with its parent.
 fn scan() -> Vec<(i32, i32)> {
+    pids()
+        .into_iter()
+        .filter_map(|pid| Some((pid, parent(pid)?)))
+        .collect()
+}
+
+/// Every process that `/proc` shows.
+pub fn pids() -> Vec<i32> {
     let Ok(entries) = fs::read_dir("/proc") else {
         return Vec::new();
     };
-    let pids = entries.flatten().filter_map(|entry| {
-        std::str::from_utf8(entry.file_name().as_bytes())
-            .ok()?
-            .parse()
-            .ok()
-    });
-    pids.filter_map(|pid: i32| Some((pid, parent(pid)?)))
+    entries
+        .flatten()
+        .filter_map(|entry| {
+            std::str::from_utf8(entry.file_name().as_bytes())
+                .ok()?
+                .parse()
+                .ok()
+        })
         .collect()
 }
 
@@ -93,14 +129,6 @@ pub fn parent(pid: i32) -> Option<i32> {
     let behind_name = stat.iter().rposition(|byte| *byte == b')')?;
     let fields = std::str::from_utf8(stat.get(behind_name + 1..)?).ok()?;
     fields.split_ascii_whitespace().nth(1)?.parse().ok()
-}
-
-/// Signals every descendant of this process once; returns how many were reached.
-pub fn signal(signal: i32) -> u32 {
-    descendants()
-        .iter()
-        .map(|pid| u32::from(sys::kill(*pid, signal)))
-        .sum()
 }
 
 /// Stops what `list` gives until it gives nothing new, so that no fork outruns the kill, then kills all of it.

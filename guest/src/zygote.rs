@@ -13,7 +13,7 @@ use rustix::process::{
 use serde::{Deserialize, Serialize};
 
 use crate::control::{self, Report};
-use crate::{reaper, sys};
+use crate::{mark, reaper, sys};
 
 /// How much likelier than the guest a job is to be chosen when memory runs out.
 const JOB_OOM_SCORE: &str = "500";
@@ -31,17 +31,19 @@ pub struct Findings {
     pub isolated: bool,
     /// Orphans can be adopted.
     pub subreaper: bool,
+    /// They cannot, and are known by the mark of their job.
+    pub marks: bool,
 }
 
 impl Zygote {
-    /// Forks a zygote and waits for its word. `limit` is what jobs get as their limit of descriptors.
-    pub fn start(limit: Rlimit) -> Result<(Self, Findings), Errno> {
+    /// Forks a zygote and waits for its word. `limit` is what jobs get as their limit of descriptors; without `subreapers` none is tried.
+    pub fn start(limit: Rlimit, subreapers: bool) -> Result<(Self, Findings), Errno> {
         let (ours, theirs) = control::pair()?;
         let guest = getpid().as_raw_nonzero().get();
         match sys::fork().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))? {
             None => {
                 drop(ours);
-                let code = serve(theirs, guest, limit).map_or(70, |()| 0);
+                let code = serve(theirs, guest, limit, subreapers).map_or(70, |()| 0);
                 std::process::exit(code)
             }
             Some(pid) => {
@@ -62,20 +64,22 @@ impl Zygote {
     }
 }
 
-fn serve(socket: OwnedFd, guest: i32, limit: Rlimit) -> std::io::Result<()> {
+fn serve(socket: OwnedFd, guest: i32, limit: Rlimit, subreapers: bool) -> std::io::Result<()> {
     let socket = sys::keep_only(socket)?;
     sys::reset_signals();
-    // Its ended reapers need no attention.
-    sys::ignore_signal(libc::SIGCHLD);
     setrlimit(Resource::Nofile, limit)?;
     // Best effort: /proc may be absent, and then the kernel's own choice stands.
     let _ = std::fs::write("/proc/self/oom_score_adj", JOB_OOM_SCORE);
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     let isolated = sys::enter_signal_scope().is_ok() && sys::probe_signal(guest) == libc::EPERM;
+    let subreaper = subreapers && reaper::become_subreaper().is_ok();
     let findings = Findings {
         isolated,
-        subreaper: reaper::become_subreaper().is_ok(),
+        subreaper,
+        marks: !subreaper && mark::works(),
     };
+    // Its ended reapers need no attention.
+    sys::ignore_signal(libc::SIGCHLD);
     control::send(
         &socket,
         &control::encode(&findings),
@@ -92,7 +96,7 @@ fn serve(socket: OwnedFd, guest: i32, limit: Rlimit) -> std::io::Result<()> {
         match sys::fork() {
             Ok(None) => {
                 sys::default_signal(libc::SIGCHLD);
-                reaper::main(theirs)
+                reaper::main(theirs, findings.marks)
             }
             Ok(Some(_)) => {}
             Err(error) => {

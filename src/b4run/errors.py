@@ -87,6 +87,18 @@ class SandboxLost(SandboxUnavailable):
     hint = "Try again: the next command starts fresh compute on the same workspace."
 
 
+class WorkspaceMissing(SandboxUnavailable):
+    """Thread {thread_id!r} has no workspace here."""
+
+    hint = "A workspace appears with the thread's first sandbox; check the scope and the thread's id."
+
+
+class ReaderLost(SandboxLost):
+    """The workspace reader of thread {thread_id!r} was lost: {reason}."""
+
+    hint = "Open another one; the files are as they were."
+
+
 class GuestMissing(SandboxUnavailable):
     """The guest program for {architecture} cannot be used: {reason}"""
 
@@ -129,6 +141,31 @@ class DeadlinePassed(B4Error):
 
     code = "B4_E2006"
     hint = "Ask for a longer deadline, or look at what the sandbox is doing."
+
+
+class ReaderClosed(B4Error):
+    """The workspace reader of thread {thread_id!r} is closed."""
+
+    code = "B4_E2007"
+    hint = "Open another one."
+
+
+class ReaderUnsupported(B4Error):
+    """Provider {provider!r} cannot read a workspace beside its sandbox."""
+
+    code = "B4_E2007"
+    hint = "Use a provider with the capability `reader`, or read through the thread's sandbox."
+
+
+class InspectionRefused(B4Error):
+    """The workspace cannot be inspected: {reason}"""
+
+    code = "B4_E2008"
+
+    @property
+    def kind(self) -> str:
+        """`refused`, `root_missing`, `changed` or `invalid_options`."""
+        return str(self.fields["kind"])
 
 
 class PermissionRefused(B4Error):

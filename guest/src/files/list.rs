@@ -1,4 +1,4 @@
-//! Looking: one entry, one folder, a whole tree.
+//! Looking: one entry, one folder.
 
 use std::collections::BinaryHeap;
 use std::ffi::OsStr;
@@ -20,12 +20,9 @@ pub const OPEN_FOLDER: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
-/// Each level of a walk holds a descriptor.
-pub const MAX_DEPTH: usize = 900;
 const MAX_PAGE: usize = 480 << 10;
 const DEFAULT_LISTED: usize = 10_000;
 const MAX_LISTED: usize = 100_000;
-const MAX_WALKED: usize = 1_000_000;
 /// Names looked at between two looks whether the request was cancelled.
 const BREATH: usize = 1_024;
 
@@ -64,21 +61,6 @@ struct ListRequest {
 struct ListAnswer {
     count: usize,
     more: bool,
-}
-
-#[derive(Deserialize)]
-struct WalkRequest {
-    path: ByteBuf,
-    limit: usize,
-    #[serde(default)]
-    exclude: Vec<ByteBuf>,
-    #[serde(default)]
-    beyond: bool,
-}
-
-#[derive(Serialize)]
-struct WalkAnswer {
-    count: usize,
 }
 
 pub fn stat(root: &Root, payload: &[u8], stream: &Stream) -> Result<(), Failure> {
@@ -156,90 +138,12 @@ pub fn list(root: &Root, payload: &[u8], stream: &Stream) -> Result<(), Failure>
     Ok(())
 }
 
-pub fn walk(root: &Root, payload: &[u8], stream: &Stream) -> Result<(), Failure> {
-    let request: WalkRequest = decode(payload)?;
-    let limit = request.limit.min(MAX_WALKED);
-    let place = root.resolve(
-        &request.path,
-        How {
-            follow: true,
-            beyond: request.beyond,
-            ..How::default()
-        },
-    )?;
-    let start = open_folder(&place)?;
-    let mut pages = Pages::new(stream);
-    let mut names = sorted_names(&start, stream, limit)?;
-    names.retain(|name| !request.exclude.iter().any(|excluded| excluded == name));
-    let mut levels = vec![Level {
-        folder: start,
-        names,
-        path: Vec::new(),
-    }];
-    while let Some(level) = levels.last_mut() {
-        let Some(name) = level.names.pop() else {
-            levels.pop();
-            continue;
-        };
-        let Some(mut entry) = look_again(&level.folder, &name)? else {
-            continue;
-        };
-        let mut path = level.path.clone();
-        path.extend_from_slice(&name);
-        let is_folder = entry.kind == "directory";
-        entry.path = Some(ByteBuf::from(path.clone()));
-        if pages.count >= limit {
-            return Err(Failure::new(
-                Code::TooMany,
-                format!("there are more than {limit} entries"),
-            ));
-        }
-        pages.add(entry)?;
-        if is_folder {
-            if levels.len() >= MAX_DEPTH {
-                return Err(Failure::new(
-                    Code::TooMany,
-                    format!("folders are nested more than {MAX_DEPTH} deep"),
-                ));
-            }
-            // levels is not empty: the entry came from its last.
-            let parent = &levels[levels.len() - 1].folder;
-            let folder = match openat(parent, OsStr::from_bytes(&name), OPEN_FOLDER, Mode::empty())
-            {
-                Ok(folder) => folder,
-                // It is no folder any more.
-                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
-                Err(errno) => return Err(errno.into()),
-            };
-            let names = sorted_names(&folder, stream, limit)?;
-            path.push(b'/');
-            levels.push(Level {
-                folder,
-                names,
-                path,
-            });
-        }
-    }
-    let (count, held) = pages.finish();
-    respond(stream, held, &WalkAnswer { count });
-    Ok(())
-}
-
-/// A folder on the way down.
-struct Level {
-    folder: OwnedFd,
-    /// What is still to be looked at, the next name last.
-    names: Vec<Vec<u8>>,
-    /// With a slash at its end, unless it is the start.
-    path: Vec<u8>,
-}
-
 pub fn open_folder(place: &Place) -> Result<OwnedFd, Errno> {
     openat(&place.parent, place.name(), OPEN_FOLDER, Mode::empty())
 }
 
 /// An entry whose name was just read; nothing when it has gone since.
-fn look_again(folder: &OwnedFd, name: &[u8]) -> Result<Option<Entry>, Failure> {
+pub fn look_again(folder: &OwnedFd, name: &[u8]) -> Result<Option<Entry>, Failure> {
     match Entry::look(folder, OsStr::from_bytes(name)) {
         Ok(entry) => Ok(Some(entry)),
         Err(Errno::NOENT | Errno::INVAL) => Ok(None),
@@ -268,7 +172,11 @@ pub fn for_each_name(
 }
 
 /// All names in reverse byte order.
-fn sorted_names(folder: &OwnedFd, stream: &Stream, limit: usize) -> Result<Vec<Vec<u8>>, Failure> {
+pub fn sorted_names(
+    folder: &OwnedFd,
+    stream: &Stream,
+    limit: usize,
+) -> Result<Vec<Vec<u8>>, Failure> {
     let mut names = Vec::new();
     for_each_name(folder, stream, |name| {
         if names.len() > limit {
@@ -298,15 +206,15 @@ struct Page<'a> {
 }
 
 /// Gathers entries into events of a bounded size.
-struct Pages<'a> {
+pub struct Pages<'a> {
     stream: &'a Stream,
     items: Vec<Item>,
     weight: usize,
-    count: usize,
+    pub count: usize,
 }
 
 impl<'a> Pages<'a> {
-    fn new(stream: &'a Stream) -> Self {
+    pub fn new(stream: &'a Stream) -> Self {
         Self {
             stream,
             items: Vec::new(),
@@ -315,7 +223,7 @@ impl<'a> Pages<'a> {
         }
     }
 
-    fn add(&mut self, entry: Entry) -> Result<(), Failure> {
+    pub fn add(&mut self, entry: Entry) -> Result<(), Failure> {
         let weight = entry.weight();
         self.push(Item::Entry(entry), weight)
     }
@@ -357,7 +265,7 @@ impl<'a> Pages<'a> {
     }
 
     /// How many there were, and the last page.
-    fn finish(mut self) -> (usize, Option<Vec<u8>>) {
+    pub fn finish(mut self) -> (usize, Option<Vec<u8>>) {
         (self.count, self.page())
     }
 }

@@ -12,9 +12,10 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
-use crate::files::list::{MAX_DEPTH, OPEN_FOLDER, for_each_name};
+use crate::files::list::{OPEN_FOLDER, for_each_name};
 use crate::files::path::{How, Root, kind};
 use crate::files::respond;
+use crate::files::tree::MAX_DEPTH;
 use crate::messages::{Code, Failure, Nothing, decode};
 use crate::stream::Stream;
 

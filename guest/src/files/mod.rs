@@ -5,6 +5,7 @@ mod list;
 mod manage;
 pub mod path;
 mod read;
+mod tree;
 mod walk;
 mod write;
 
@@ -17,6 +18,10 @@ use crate::messages::{Code, Failure};
 use crate::stream::Stream;
 use path::Root;
 
+/// The requests that change nothing.
+pub const READS: [&str; 7] = [
+    "fs.stat", "fs.real", "fs.list", "fs.walk", "fs.tree", "fs.read", "fs.lines",
+];
 const MAX_WORKERS: usize = 16;
 /// How long a worker waits for more to do; the last one stays, for a thread may be hard to get later.
 const IDLE: Duration = Duration::from_millis(250);
@@ -141,7 +146,8 @@ fn answer(root: &Root, op: &str, payload: &[u8], stream: &Stream) -> Result<(), 
         "fs.stat" => list::stat(root, payload, stream),
         "fs.real" => list::real(root, payload, stream),
         "fs.list" => list::list(root, payload, stream),
-        "fs.walk" => list::walk(root, payload, stream),
+        "fs.walk" => tree::walk(root, payload, stream),
+        "fs.tree" => tree::tree(root, payload, stream),
         "fs.read" => read::read(root, payload, stream),
         "fs.lines" => read::lines(root, payload, stream),
         "fs.write" => write::write(root, payload, stream),

@@ -163,7 +163,7 @@ pub fn lines(root: &Root, payload: &[u8], stream: &Stream) -> Result<(), Failure
             ..Failure::new(Code::BadRange, format!("the file has {total} lines"))
         });
     }
-    send_text(stream, &wanted.text)?;
+    send_bytes(stream, &wanted.text)?;
     let answer = LinesAnswer {
         first: request.first,
         last: last.min(total),
@@ -175,20 +175,21 @@ pub fn lines(root: &Root, payload: &[u8], stream: &Stream) -> Result<(), Failure
     Ok(())
 }
 
-fn send_text(stream: &Stream, mut text: &[u8]) -> Result<(), Failure> {
-    while !text.is_empty() {
+/// Sends bytes as the host has room for them.
+pub fn send_bytes(stream: &Stream, mut bytes: &[u8]) -> Result<(), Failure> {
+    while !bytes.is_empty() {
         if !stream.outbox.wait_for_room() {
             return Err(crate::stream::cancelled());
         }
         let size = stream
             .wait_for_credit(OUTPUT)?
             .min(MAX_DATA)
-            .min(text.len());
+            .min(bytes.len());
         let mut buffer = stream.outbox.buffer(size);
-        buffer.extend_from_slice(&text[..size]);
+        buffer.extend_from_slice(&bytes[..size]);
         let frame = stream.data(OUTPUT, buffer);
         stream.outbox.send([frame]);
-        text = &text[size..];
+        bytes = &bytes[size..];
     }
     Ok(())
 }

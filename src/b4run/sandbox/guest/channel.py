@@ -7,18 +7,11 @@ from typing import Protocol, runtime_checkable
 
 
 class ChannelClosed(Exception):
-    """The other end is gone. Providers raise it from `receive` and `send`; the client turns it into `SandboxLost`."""
+    """The other end is gone. Channels raise it; the client turns it into `SandboxLost`."""
 
 
-class Channel(Protocol):
-    """A duplex byte stream to the guest of one sandbox. One task receives, one sends."""
-
-    async def receive(self) -> bytes | bytearray | memoryview:
-        """Return the next bytes, at least one, valid until the next call.
-
-        Raises:
-            ChannelClosed: the stream has ended or failed.
-        """
+class SendingChannel(Protocol):
+    """The half of a channel that sends; one task does."""
 
     async def send(self, data: bytes | bytearray | memoryview) -> None:
         """Hand all of `data` to the transport; returns when it may be reused. Waits while the other end does not read.
@@ -38,9 +31,24 @@ class Channel(Protocol):
         """Close both directions; safe to repeat."""
 
 
+class PullChannel(SendingChannel, Protocol):
+    """A duplex byte stream that is awaited for what it receives, by one task."""
+
+    async def receive(self) -> bytes | bytearray | memoryview:
+        """Return the next bytes, at least one, valid until the next call.
+
+        Raises:
+            ChannelClosed: the stream has ended or failed.
+        """
+
+
 @runtime_checkable
-class PushChannel(Channel, Protocol):
-    """A channel that can call instead of being awaited: it spares each answer a switch of tasks."""
+class PushChannel(SendingChannel, Protocol):
+    """A duplex byte stream that calls with what it receives: that spares each answer a switch of tasks."""
 
     def start(self, on_data: Callable[[memoryview], None], on_closed: Callable[[ChannelClosed], None]) -> None:
-        """From now on hand received bytes, valid for the call, to `on_data`; at the end call `on_closed` once. Replaces `receive`."""
+        """From now on hand received bytes, valid for the call, to `on_data`; at the end call `on_closed` once."""
+
+
+Channel = PullChannel | PushChannel
+"""A duplex byte stream to the guest of one sandbox."""

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from b4run.errors import DeadlinePassed, SandboxLost, SandboxUnavailable
 from b4run.sandbox.guest.calls import Call, Plan
-from b4run.sandbox.guest.channel import Channel, ChannelClosed, PushChannel
+from b4run.sandbox.guest.channel import Channel, ChannelClosed, PullChannel, PushChannel
 from b4run.sandbox.guest.feeding import Source, feed
 from b4run.sandbox.guest.frames import (
     LAST_STREAM,
@@ -63,7 +63,7 @@ class GuestClient:
     Whatever ends the connection, every call in flight and every later one raises `SandboxLost`.
     """
 
-    def __init__(self, channel: Channel, thread_id: str, timing: Timing) -> None:
+    def __init__(self, channel: Channel, thread_id: str, timing: Timing, loss: type[SandboxLost]) -> None:
         self.thread_id = thread_id
         self.timing = timing
         self._channel = channel
@@ -80,6 +80,7 @@ class GuestClient:
         self._pinged: float | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._lost: str | None = None
+        self._loss_type = loss
         self._closing: asyncio.Task[None] | None = None
 
     @classmethod
@@ -91,13 +92,15 @@ class GuestClient:
         environment: Mapping[str, str],
         hello_deadline_s: float = 10.0,
         timing: Timing | None = None,
+        loss: type[SandboxLost] = SandboxLost,
     ) -> GuestClient:
-        """Exchange hellos; `environment` is what commands start from. Closes the channel when it fails.
+        """Exchange hellos; `environment` is what commands start from. Closes the channel when it fails. Calls end with `loss` when
+        the connection does.
 
         Raises:
             SandboxUnavailable: the guest did not answer in time, ended, or speaks another protocol.
         """
-        client = cls(channel, thread_id, timing or Timing())
+        client = cls(channel, thread_id, timing or Timing(), loss)
         try:
             client._start(environment)
             async with asyncio.timeout(hello_deadline_s):
@@ -218,7 +221,7 @@ class GuestClient:
         if isinstance(self._channel, PushChannel):
             self._channel.start(self._feed, self._channel_ended)
         else:
-            self._task(self._receive())
+            self._task(self._receive(self._channel))
         self._send(encode(FrameType.HELLO, 0, payload))
 
     def _enter(self, plan: Plan[T]) -> Call[T]:
@@ -254,10 +257,10 @@ class GuestClient:
 
     # Receiving
 
-    async def _receive(self) -> None:
+    async def _receive(self, channel: PullChannel) -> None:
         try:
             while self._lost is None:
-                self._feed(await self._channel.receive())
+                self._feed(await channel.receive())
         except ChannelClosed as closed:
             self._channel_ended(closed)
 
@@ -366,7 +369,7 @@ class GuestClient:
         self._lose(str(closed) or "the channel to the guest has ended")
 
     def _loss(self) -> SandboxLost:
-        return SandboxLost(thread_id=self.thread_id, reason=self._lost)
+        return self._loss_type(thread_id=self.thread_id, reason=self._lost)
 
     def _lose(self, reason: str) -> None:
         if self._lost is not None:

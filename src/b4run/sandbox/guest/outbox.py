@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from b4run.sandbox.guest.channel import Channel, ChannelClosed
+from b4run.sandbox.guest.channel import ChannelClosed, SendingChannel
 
 SOFT_LIMIT: Final = 1_048_576
 """Bytes waiting above which `full` asks senders to wait."""
@@ -19,7 +19,7 @@ class Outbox:
     """Sends at once what the transport takes; the rest goes through a task that lives as long as something waits."""
 
     def __init__(
-        self, channel: Channel, spawn: Callable[[Coroutine[Any, Any, None]], object], on_closed: Callable[[ChannelClosed], None]
+        self, channel: SendingChannel, spawn: Callable[[Coroutine[Any, Any, None]], object], on_closed: Callable[[ChannelClosed], None]
     ) -> None:
         self._channel = channel
         self._spawn = spawn

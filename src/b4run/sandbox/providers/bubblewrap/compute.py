@@ -65,7 +65,7 @@ def start(place: Place, policy: SandboxPolicy, group: Group) -> tuple[Compute, s
     arguments = [
         *launch_arguments(place, group, as_root=as_root),
         *sandbox_arguments(place, policy, seccomp=rules, staged=as_root),
-        *guest_arguments(limits_of(policy), group),
+        *guest_arguments(place, limits_of(policy), group),
     ]
     try:
         process = subprocess.Popen(

@@ -77,7 +77,7 @@ def protects_guest() -> bool:
 
 def capabilities(homes: Mapping[str, Home], pasta: str | None) -> frozenset[Capability]:
     """Return what the provider can do on this host, for this user."""
-    found = {Capability.EXEC, Capability.NETWORK_DENY, Capability.PERSISTENT}
+    found = {Capability.EXEC, Capability.NETWORK_DENY, Capability.PERSISTENT, Capability.READER}
     if obstacle(pasta) is None:
         found.add(Capability.NETWORK_ALLOW)
     if "memory" in homes:

@@ -46,6 +46,8 @@ class Place:
     host_uid: int
     pasta: str | None = None
     """Connects the network; without it there is none."""
+    reader: bool = False
+    """Nothing runs there but a guest that reads; the workspace is mounted read-only."""
 
 
 def inner_user(policy: SandboxPolicy) -> User:
@@ -110,7 +112,7 @@ def _file_system(place: Place, size: str, *, staged: bool) -> list[str]:
     arguments += [*_open_parents(GUEST_PATH), "--ro-bind", source("guest"), GUEST_PATH, *_tmpfs("0700", size, PRIVATE_HOME)]
     for index, path in enumerate(place.read_only_paths):
         arguments += [*_open_parents(path), "--ro-bind", source(f"extra/{index}"), path]
-    return [*arguments, "--bind", source("workspace"), WORKSPACE_ROOT]
+    return [*arguments, "--ro-bind" if place.reader else "--bind", source("workspace"), WORKSPACE_ROOT]
 
 
 def _tmpfs(mode: str, size: str, path: str) -> list[str]:
@@ -169,11 +171,13 @@ def launch_arguments(place: Place, group: Group, *, as_root: bool) -> list[str]:
     return [*arguments, "--"]
 
 
-def guest_arguments(limits: Limits, group: Group) -> list[str]:
+def guest_arguments(place: Place, limits: Limits, group: Group) -> list[str]:
     """Return the command inside.
 
     Limits without a control group become resource limits there, where the kernel counts this user namespace alone.
     """
+    if place.reader:
+        return [GUEST_PATH, "read", "--root", WORKSPACE_ROOT, "--stream", "0"]
     serve = [GUEST_PATH, "serve", "--root", WORKSPACE_ROOT, "--stream", "0"]
     wanted: list[str] = []
     if limits.pids is not None and "pids" not in group.controllers:

@@ -6,26 +6,21 @@ import asyncio
 import functools
 import logging
 import os
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from b4run.errors import B4Error, ConfigurationError, PolicyConflict, SandboxUnavailable
+from b4run.errors import B4Error, ConfigurationError, PolicyConflict, SandboxUnavailable, WorkspaceMissing
 from b4run.sandbox.contract import Capability, Preflight, SandboxRecord
-from b4run.sandbox.environment import sandbox_environment
-from b4run.sandbox.guest.binary import guest_binary
-from b4run.sandbox.guest.client import GuestClient
-from b4run.sandbox.guest.handle import GuestSandbox
-from b4run.sandbox.guest.jobs import OomCheck
-from b4run.sandbox.guest.stream_channel import SocketChannel
+from b4run.sandbox.guest import GuestReader, GuestSandbox, guest_binary
 from b4run.sandbox.paths import provider_path
-from b4run.sandbox.policy import Allow, SandboxPolicy
+from b4run.sandbox.policy import Allow, Deny, SandboxPolicy, Security, User
 from b4run.sandbox.providers.bubblewrap import cgroups, controls
 from b4run.sandbox.providers.bubblewrap.bwrap import Bubblewrap, find_bubblewrap
 from b4run.sandbox.providers.bubblewrap.cgroups import CgroupFailed, Group
-from b4run.sandbox.providers.bubblewrap.compute import start
+from b4run.sandbox.providers.bubblewrap.connecting import open_reader, open_sandbox, uninterrupted
 from b4run.sandbox.providers.bubblewrap.hostfiles import etc, materialise
 from b4run.sandbox.providers.bubblewrap.network import find_pasta
 from b4run.sandbox.providers.bubblewrap.place import Place, inner_user, limits_of
@@ -35,7 +30,6 @@ from b4run.sandbox.scope import check_scope, resource_id
 
 DEFAULT_STATE_DIR = Path(".b4", "sandboxes")
 
-_HELLO_SECONDS = 15.0
 _OWNED_PATHS = ("/proc", "/dev", "/sys", "/etc", "/workspace", "/b4")
 
 _log = logging.getLogger(__name__)
@@ -127,7 +121,7 @@ class BubblewrapProvider:
             try:
                 await self._drop(name)
                 self._state.prepare()
-                await _uninterrupted(self._remove(name, self._state.hold(name, thread_id)))
+                await uninterrupted(self._remove(name, self._state.hold(name, thread_id)))
             except (StateUnusable, CgroupFailed, OSError) as error:
                 raise SandboxUnavailable(thread_id=thread_id, reason=f"it was not removed ({_explain(error)})") from error
 
@@ -148,6 +142,25 @@ class BubblewrapProvider:
         failures = [result for result in results if isinstance(result, BaseException)]
         if failures:
             raise failures[0]
+
+    async def open_workspace_reader(self, thread_id: str, *, run_as_non_root: bool | User = True) -> GuestReader:
+        """Open a second view of the thread's files, read-only, in a sandbox of its own without network.
+
+        Raises:
+            WorkspaceMissing: the thread has no files in this state directory.
+            SandboxUnavailable: the reader cannot be made.
+        """
+        policy = SandboxPolicy(network=Deny(), security=Security(run_as_non_root=run_as_non_root))
+        try:
+            folder = self._state.find(resource_id(self._scope, thread_id))
+            if folder is None:
+                raise WorkspaceMissing(thread_id=thread_id)
+            self._state.check_owner(folder)
+            return await open_reader(replace(self._place(folder, policy), reader=True), policy, thread_id)
+        except SandboxUnavailable:
+            raise
+        except (B4Error, OSError) as error:
+            raise SandboxUnavailable(thread_id=thread_id, reason=_explain(error)) from error
 
     async def list_sandboxes(self) -> Sequence[SandboxRecord]:
         """Return the recorded threads of this scope; one whose record is damaged has no `thread_id`."""
@@ -173,7 +186,7 @@ class BubblewrapProvider:
             group = Group.create(name, limits_of(policy), cgroups.discovered())
             undo.push_async_callback(asyncio.to_thread, group.remove)
             hold.record(group.folders)
-            sandbox = await _connect(place, policy, group, thread_id)
+            sandbox = await open_sandbox(place, policy, group, thread_id)
             self._held[name] = _Held(policy, sandbox, hold)
             undo.pop_all()
         return sandbox
@@ -198,7 +211,7 @@ class BubblewrapProvider:
         if held is None:
             return
         try:
-            await _uninterrupted(held.sandbox.aclose())
+            await uninterrupted(held.sandbox.aclose())
         finally:
             held.hold.close()
 
@@ -226,46 +239,6 @@ class BubblewrapProvider:
                 size = self._state.workspace_bytes(folder)
                 records.append(SandboxRecord(name, folder.meta.thread_id, self._state.is_held(name), size))
         return records
-
-
-async def _connect(place: Place, policy: SandboxPolicy, group: Group, thread_id: str) -> GuestSandbox:
-    compute, sock = start(place, policy, group)
-    try:
-        environment = sandbox_environment(policy.env)
-        client = await GuestClient.connect(
-            SocketChannel(sock), thread_id=thread_id, environment=environment, hello_deadline_s=_HELLO_SECONDS
-        )
-    except BaseException as error:
-        await _uninterrupted(compute.stop())
-        if not isinstance(error, SandboxUnavailable):
-            raise
-        words = compute.last_words.replace(str(place.workspace), "workspace").replace(str(place.guest), "b4-guest")
-        _log.warning("sandbox did not start", extra={"event": "sandbox.start_failed", "thread_id": thread_id, "reason": words})
-        raise SandboxUnavailable(thread_id=thread_id, reason=words or error.fields["reason"]) from error
-    return GuestSandbox(client, aclose=compute.stop, oom_check=_oom_check(group))
-
-
-def _oom_check(group: Group) -> OomCheck | None:
-    if group.memory is None:
-        return None
-    seen = 0
-
-    async def killed_since() -> bool:
-        nonlocal seen
-        before, seen = seen, group.oom_kills()
-        return seen > before
-
-    return killed_since
-
-
-async def _uninterrupted(work: Awaitable[None]) -> None:
-    """Finish `work` even when the waiting task is cancelled meanwhile."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait((task,))
-        raise
 
 
 def _explain(error: Exception) -> str:

@@ -159,12 +159,15 @@ class State:
             SandboxUnavailable: its files belong to a user this process cannot be.
         """
         found = self.find(resource_id) or self._create(resource_id, thread_id)
-        ours = found.meta.uid >= FIRST if os.geteuid() == 0 else found.meta.uid == os.geteuid()
-        if not ours:
-            raise SandboxUnavailable(
-                thread_id=thread_id, reason=f"its files were made by a supervisor of another user (uid {found.meta.uid})"
-            )
+        self.check_owner(found)
         return found
+
+    def check_owner(self, folder: ThreadFolder) -> None:
+        """Raise SandboxUnavailable when the files belong to a user this process cannot be."""
+        owner = folder.meta.uid
+        if owner < FIRST if os.geteuid() == 0 else owner != os.geteuid():
+            reason = f"its files were made by a supervisor of another user (uid {owner})"
+            raise SandboxUnavailable(thread_id=folder.meta.thread_id, reason=reason)
 
     def _create(self, resource_id: str, thread_id: str) -> ThreadFolder:
         as_root = os.geteuid() == 0

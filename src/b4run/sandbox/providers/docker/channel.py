@@ -48,9 +48,6 @@ class ExecChannel(asyncio.Protocol):
         if self._transport.is_closing():
             self.connection_lost(None)
 
-    async def receive(self) -> memoryview:
-        raise NotImplementedError("this channel pushes")
-
     def try_send(self, data: bytes) -> int:
         if self._ended:
             raise ChannelClosed("the engine closed the stream")

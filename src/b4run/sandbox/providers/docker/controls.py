@@ -17,6 +17,7 @@ CAPABILITIES = frozenset(
         Capability.CPU_LIMIT,
         Capability.PIDS_LIMIT,
         Capability.PERSISTENT,
+        Capability.READER,
     }
 )
 

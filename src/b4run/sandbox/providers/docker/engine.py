@@ -150,6 +150,12 @@ class Engine:
         found = await self.get("list volumes", "volumes", params={"filters": json.dumps(filters)})
         return list(found["Volumes"] or ())
 
+    async def attach(self, container: str) -> Stream:
+        """Return the standard streams of a container that is not started yet."""
+        stream = self.client.containers.container(container).attach(stdin=True, stdout=True, stderr=True)
+        await self.call("attach to a container", stream._init())
+        return stream
+
     async def exec_stream(self, container: str, command: list[str]) -> Stream:
         """Start a program in a running container and return its streams."""
         body = {"AttachStdin": True, "AttachStdout": True, "AttachStderr": True, "Tty": False, "Cmd": command}

@@ -13,6 +13,8 @@ LABEL_SCOPE = "b4.sandbox.scope"
 LABEL_THREAD = "b4.sandbox.thread"
 LABEL_OWNED_IMAGE = "b4.sandbox.owned-image"
 """On derived images: the id of the image that they add an owned workspace folder to."""
+LABEL_READER = "b4.sandbox.reader"
+"""On readers' containers: the resource id of the thread whose files they read."""
 LABEL_GUEST = "b4.guest"
 """On guest volumes: the digest of the guest they hold."""
 

@@ -10,8 +10,8 @@ from weakref import WeakValueDictionary
 from b4run.errors import B4Error, ConfigurationError, PolicyConflict, SandboxUnavailable
 from b4run.sandbox.contract import Capability, Preflight, SandboxRecord
 from b4run.sandbox.environment import GUEST_PATH, SYSTEM_PATH, sandbox_environment
-from b4run.sandbox.guest import GuestClient, GuestSandbox
-from b4run.sandbox.policy import SandboxPolicy
+from b4run.sandbox.guest import GuestClient, GuestReader, GuestSandbox
+from b4run.sandbox.policy import SandboxPolicy, User
 from b4run.sandbox.providers.docker import controls
 from b4run.sandbox.providers.docker.channel import ExecChannel
 from b4run.sandbox.providers.docker.engine import Engine
@@ -20,6 +20,7 @@ from b4run.sandbox.providers.docker.images import owned_image, resolve_image
 from b4run.sandbox.providers.docker.launch import Image, container_body, runtime_user
 from b4run.sandbox.providers.docker.names import LABEL_IDENTITY, LABEL_SANDBOX, LABEL_SCOPE, LABEL_THREAD, ThreadNames
 from b4run.sandbox.providers.docker.oom import oom_check
+from b4run.sandbox.providers.docker.reader import open_reader
 from b4run.sandbox.scope import check_scope
 
 _HELLO_SECONDS = 30.0
@@ -99,6 +100,23 @@ class DockerProvider:
             await self._engine.remove_volume(names.volume)
         except B4Error as error:
             raise SandboxUnavailable(thread_id=thread_id, reason=f"it was not removed ({error.message})") from error
+
+    async def open_workspace_reader(self, thread_id: str, *, run_as_non_root: bool | User = True) -> GuestReader:
+        """Open a view of the thread's volume, read-only, in a container of its own without network.
+
+        Raises:
+            WorkspaceMissing: the thread has no volume on this engine.
+            SandboxUnavailable: the reader cannot be made.
+        """
+        names = ThreadNames(self._scope, thread_id)
+        try:
+            image = await self._resolved()
+            guest = await self._guest_volume(image)
+            return await open_reader(self._engine, names, image, guest, run_as_non_root=run_as_non_root, runtime=self._runtime)
+        except SandboxUnavailable:
+            raise
+        except B4Error as error:
+            raise SandboxUnavailable(thread_id=thread_id, reason=f"{error.message} {error.remedy}".strip()) from error
 
     async def aclose(self) -> None:
         """Release every thread that this provider holds, and close the connection to the engine."""
