@@ -78,6 +78,10 @@ Floors are measured in the same run, so that ratios hold where absolute times do
 `sandbox.exec.run("true")`, a shell included; the first command counts everything from nothing to its answer. Network is denied in all.
 `floor.docker_run_ms` is `docker run --rm IMAGE true`, `peer.docker_exec_ms` is `docker exec` by the command, `peer.aiodocker_exec_ms`
 the same through aiodocker. Where no engine answers, these are left out.
+
+`peer.openai_agents_*` are the Docker client of the OpenAI Agents SDK (`session.exec("true")`, a shell included; `first` counts creating and
+starting the session), `peer.llm_sandbox_exec_ms` is `session.execute_command("true")` of llm-sandbox, without a shell. Both run on the same
+engine and image, without network. `pip install 'b4run[bench]'` brings them; without, they are left out.
 """
 
 
