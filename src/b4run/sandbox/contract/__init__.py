@@ -37,10 +37,12 @@ from b4run.sandbox.contract.providers import (
     ListingProvider,
     Preflight,
     PreflightProvider,
+    ReaderProvider,
     SandboxHandle,
     SandboxProvider,
     SandboxRecord,
     Severity,
+    WorkspaceReader,
 )
 
 __all__ = [
@@ -69,6 +71,7 @@ __all__ = [
     "OutputChunk",
     "Preflight",
     "PreflightProvider",
+    "ReaderProvider",
     "RealPath",
     "SandboxHandle",
     "SandboxProvider",
@@ -76,4 +79,5 @@ __all__ = [
     "Severity",
     "Stdin",
     "Stream",
+    "WorkspaceReader",
 ]

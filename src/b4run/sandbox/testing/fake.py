@@ -8,11 +8,11 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 
-from b4run.errors import PolicyConflict, SandboxLost
+from b4run.errors import PolicyConflict, SandboxLost, WorkspaceMissing
 from b4run.sandbox.contract import WORKSPACE_ROOT, Capability
-from b4run.sandbox.policy import SandboxPolicy
+from b4run.sandbox.policy import SandboxPolicy, User
 from b4run.sandbox.testing.commands import AnswerCommand, FakeExec, answer_nothing
-from b4run.sandbox.testing.files import MemoryFiles
+from b4run.sandbox.testing.files import MemoryFiles, MemoryReader
 from b4run.sandbox.testing.memory import MemoryTree
 
 Hook = Callable[[str], Awaitable[None]]
@@ -64,7 +64,7 @@ class FakeProvider:
     """
 
     name = "fake"
-    capabilities: frozenset[Capability] = frozenset()
+    capabilities: frozenset[Capability] = frozenset({Capability.READER})
 
     def __init__(self, answer: AnswerCommand, outside: Mapping[str, bytes]) -> None:
         self.on_acquire: Hook = _nothing
@@ -101,6 +101,12 @@ class FakeProvider:
             self._end(thread_id)
             self._trees.pop(thread_id, None)
             self.log.append(("destroy", thread_id))
+
+    async def open_workspace_reader(self, thread_id: str, *, run_as_non_root: bool | User = True) -> MemoryReader:
+        """Return a view of the thread's files; who reads makes no difference in memory."""
+        if thread_id not in self._trees:
+            raise WorkspaceMissing(thread_id=thread_id)
+        return MemoryReader(thread_id, self._trees[thread_id])
 
     async def aclose(self) -> None:
         for thread_id in list(self._handles):

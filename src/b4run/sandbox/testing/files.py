@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import posixpath
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-from b4run.sandbox.contract import DirectoryPage, FileContent, FileEntry, FileKind, FileLines, RealPath
+from b4run.errors import ReaderClosed
+from b4run.sandbox.contract import WORKSPACE_ROOT, DirectoryPage, FileContent, FileEntry, FileKind, FileLines, FileTree, RealPath
 from b4run.sandbox.testing.memory import WORKSPACE, MemoryTree, Node, Place, folder, path_bytes, refused
 
 _MAX_LISTED = 100_000
 _PIECE = 262_144
 
 
-class MemoryFiles:
-    """The files of one fake sandbox. `check` runs first in every call and raises `SandboxLost` once compute is gone."""
+class MemoryFileReader:
+    """Looks at one tree. `check` runs first in every call and raises when nothing may be asked any more."""
 
     def __init__(self, tree: MemoryTree, check: Callable[[], None]) -> None:
         self._tree = tree
@@ -82,6 +84,35 @@ class MemoryFiles:
             await self._enter()
             yield data[start : start + _PIECE]
 
+    async def _enter(self) -> None:
+        """Let others run, as a real call does; what follows happens in one step."""
+        await asyncio.sleep(0)
+        self._check()
+
+    def _page(self, path: str, after: str | None, limit: int, beyond: bool) -> Sequence[tuple[bytes, Node]]:
+        _check_range("limit", limit, 1, _MAX_LISTED)
+        behind = b"" if after is None else path_bytes(after)
+        names = sorted((item for item in self._folder(path, beyond).children.items() if item[0] > behind), key=lambda item: item[0])
+        return names[: limit + 1]
+
+    def _folder(self, path: str, beyond: bool) -> Node:
+        node = self._tree.find(path, beyond=beyond)
+        if node.kind is not FileKind.DIRECTORY:
+            raise refused("not_directory", path)
+        return node
+
+    def _file(self, path: str, *, beyond: bool) -> Node:
+        node = self._tree.find(path, beyond=beyond)
+        if node.kind is not FileKind.FILE:
+            raise refused("is_directory" if node.kind is FileKind.DIRECTORY else "not_regular", path)
+        if not node.mode & 0o400:
+            raise refused("denied", path)
+        return node
+
+
+class MemoryFiles(MemoryFileReader):
+    """The files of one fake sandbox."""
+
     async def write(
         self,
         path: str,
@@ -140,11 +171,6 @@ class MemoryFiles:
         node = old.parent.children.pop(old.name)
         new.parent.children[new.name] = node
 
-    async def _enter(self) -> None:
-        """Let others run, as a real call does; what follows happens in one step."""
-        await asyncio.sleep(0)
-        self._check()
-
     def _check_replaceable(self, old: Node | None, new: Node, target: str, replace: bool) -> None:
         folders = [node is not None and node.kind is FileKind.DIRECTORY for node in (old, new)]
         if not replace:
@@ -153,26 +179,6 @@ class MemoryFiles:
             raise refused("is_directory" if folders[1] else "not_directory", target)
         if new.children and new is not old:
             raise refused("not_empty", target)
-
-    def _page(self, path: str, after: str | None, limit: int, beyond: bool) -> Sequence[tuple[bytes, Node]]:
-        _check_range("limit", limit, 1, _MAX_LISTED)
-        behind = b"" if after is None else path_bytes(after)
-        names = sorted((item for item in self._folder(path, beyond).children.items() if item[0] > behind), key=lambda item: item[0])
-        return names[: limit + 1]
-
-    def _folder(self, path: str, beyond: bool) -> Node:
-        node = self._tree.find(path, beyond=beyond)
-        if node.kind is not FileKind.DIRECTORY:
-            raise refused("not_directory", path)
-        return node
-
-    def _file(self, path: str, *, beyond: bool) -> Node:
-        node = self._tree.find(path, beyond=beyond)
-        if node.kind is not FileKind.FILE:
-            raise refused("is_directory" if node.kind is FileKind.DIRECTORY else "not_regular", path)
-        if not node.mode & 0o400:
-            raise refused("denied", path)
-        return node
 
     def _place(self, path: str, *, parents: bool, beyond: bool = False, follow: bool = False) -> Place:
         """Return the place, its folders made first where `parents` says so."""
@@ -196,6 +202,53 @@ class MemoryFiles:
         if place.path == WORKSPACE:
             raise refused("invalid", path)
         return place
+
+
+class MemoryReader(MemoryFileReader):
+    """`WorkspaceReader` of one fake thread."""
+
+    workspace_root = WORKSPACE_ROOT
+
+    def __init__(self, thread_id: str, tree: MemoryTree) -> None:
+        super().__init__(tree, self._refuse_when_closed)
+        self.thread_id = thread_id
+        self._closed = False
+
+    async def read_tree(
+        self,
+        path: str = ".",
+        *,
+        skip: Sequence[str] = (),
+        max_entries: int = 10_000,
+        max_file_bytes: int = 2_097_152,
+        max_total_bytes: int = 16_777_216,
+    ) -> FileTree:
+        await self._enter()
+        start = self._folder(path, beyond=False)
+        entries: list[FileEntry] = []
+        contents: dict[str, bytes] = {}
+        skipped = {path_bytes(name) for name in skip}
+        for name, node in _below(start, set()):
+            first, _, inside = name.partition(b"/")
+            if inside and first in skipped:
+                continue
+            if len(entries) == max_entries:
+                raise refused("too_many", path)
+            entry = node.entry(name)
+            entries.append(entry)
+            if node.kind is FileKind.FILE:
+                about = posixpath.normpath(posixpath.join(path, entry.path))
+                if entry.size > min(max_file_bytes, max_total_bytes - sum(map(len, contents.values()))):
+                    raise refused("too_large", about, size=entry.size)
+                contents[entry.path] = self._file(about, beyond=False).data
+        return FileTree(entries, contents)
+
+    async def aclose(self) -> None:
+        self._closed = True
+
+    def _refuse_when_closed(self) -> None:
+        if self._closed:
+            raise ReaderClosed(thread_id=self.thread_id)
 
 
 def _below(node: Node, exclude: set[bytes] | None = None, prefix: bytes = b"") -> Iterator[tuple[bytes, Node]]:

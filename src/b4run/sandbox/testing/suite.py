@@ -35,6 +35,7 @@ GROUPS = (
     "environment",
     "load",
     "faults",
+    "readers",
 )
 """The modules of `conformance/`."""
 
