@@ -86,6 +86,11 @@ class SandboxLost(SandboxUnavailable):
 
     hint = "Try again: the next command starts fresh compute on the same workspace."
 
+    @property
+    def cause(self) -> str:
+        """`oom` when the sandbox ended for its memory limit, else `lost`."""
+        return str(self.fields.get("cause", "lost"))
+
 
 class WorkspaceMissing(SandboxUnavailable):
     """Thread {thread_id!r} has no workspace here."""

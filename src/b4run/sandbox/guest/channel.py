@@ -7,7 +7,11 @@ from typing import Protocol, runtime_checkable
 
 
 class ChannelClosed(Exception):
-    """The other end is gone. Channels raise it; the client turns it into `SandboxLost`."""
+    """The other end is gone. Channels raise it; the client turns it into `SandboxLost`, with its `cause`: `oom` or `lost`."""
+
+    def __init__(self, reason: str = "", cause: str = "lost") -> None:
+        super().__init__(reason)
+        self.cause = cause
 
 
 class SendingChannel(Protocol):

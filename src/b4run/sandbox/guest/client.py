@@ -80,6 +80,7 @@ class GuestClient:
         self._pinged: float | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._lost: str | None = None
+        self._cause = "lost"
         self._loss_type = loss
         self._closing: asyncio.Task[None] | None = None
 
@@ -366,15 +367,15 @@ class GuestClient:
     # Ending
 
     def _channel_ended(self, closed: ChannelClosed) -> None:
-        self._lose(str(closed) or "the channel to the guest has ended")
+        self._lose(str(closed) or "the channel to the guest has ended", closed.cause)
 
     def _loss(self) -> SandboxLost:
-        return self._loss_type(thread_id=self.thread_id, reason=self._lost)
+        return self._loss_type(thread_id=self.thread_id, reason=self._lost, cause=self._cause)
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, cause: str = "lost") -> None:
         if self._lost is not None:
             return
-        self._lost = reason
+        self._lost, self._cause = reason, cause
         _log.debug("guest connection ended", extra={"event": "guest.lost", "thread_id": self.thread_id, "reason": reason})
         if self._watch is not None:
             self._watch.cancel()

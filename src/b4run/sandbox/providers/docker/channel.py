@@ -8,7 +8,7 @@ multiplexes stdout and stderr of the relay: a byte that names the stream, three 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from aiodocker.stream import Stream
 
@@ -39,6 +39,9 @@ class ExecChannel(asyncio.Protocol):
         self._kind = 0
         self._left = 0
         self._ended = False
+        self.explain: Callable[[], Awaitable[ChannelClosed]] | None = None
+        """Asked once at the end for what to tell; must be bounded."""
+        self._last: asyncio.Task[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
 
@@ -63,8 +66,14 @@ class ExecChannel(asyncio.Protocol):
         self._transport.write(bytes(data))
         await self._writable.wait()
 
+    def end(self) -> None:
+        """The other end is known to be gone, whatever the stream says."""
+        self.connection_lost(None)
+
     async def close(self) -> None:
         self._ended = True
+        if self._last is not None and self._last is not asyncio.current_task():
+            self._last.cancel()
         self._writable.set()
         self._transport.abort()
         await self._stream.close()
@@ -111,5 +120,14 @@ class ExecChannel(asyncio.Protocol):
         self._writable.set()
         if not self._ended:
             self._ended = True
-            if self._on_closed is not None:
-                self._on_closed(ChannelClosed("the guest has ended"))
+            if self.explain is None:
+                self._tell(ChannelClosed("the guest has ended"))
+            else:
+                self._last = asyncio.get_running_loop().create_task(self._ask(self.explain))
+
+    async def _ask(self, explain: Callable[[], Awaitable[ChannelClosed]]) -> None:
+        self._tell(await explain())
+
+    def _tell(self, closed: ChannelClosed) -> None:
+        if self._on_closed is not None:
+            self._on_closed(closed)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
-from collections.abc import Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 from aiodocker import Docker
@@ -149,6 +150,19 @@ class Engine:
     async def list_volumes(self, filters: dict[str, list[str]]) -> list[dict[str, Any]]:
         found = await self.get("list volumes", "volumes", params={"filters": json.dumps(filters)})
         return list(found["Volumes"] or ())
+
+    async def events(self, filters: dict[str, list[str]], on_open: Callable[[], None]) -> AsyncGenerator[bytes, None]:
+        """Yield the engine's events, a line of JSON each, until it ends the stream; `on_open` is called when it has begun."""
+        try:
+            async with self.client._query("events", "GET", params={"filters": json.dumps(filters)}) as response:
+                with contextlib.closing(response):
+                    on_open()
+                    async for line in response.content:
+                        yield line
+        except DockerError as error:
+            raise EngineRefused(action="tell its events", reason=error.message, status=error.status) from error
+        except (ClientError, OSError, ValueError) as error:
+            raise EngineUnreachable(reason="the stream of its events broke") from error
 
     async def attach(self, container: str) -> Stream:
         """Return the standard streams of a container that is not started yet."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
@@ -14,6 +15,7 @@ from b4run.sandbox.guest import GuestClient, GuestReader, GuestSandbox
 from b4run.sandbox.policy import SandboxPolicy, User
 from b4run.sandbox.providers.docker import controls
 from b4run.sandbox.providers.docker.channel import ExecChannel
+from b4run.sandbox.providers.docker.ending import explain_end
 from b4run.sandbox.providers.docker.engine import Engine
 from b4run.sandbox.providers.docker.guest_volume import provide_guest
 from b4run.sandbox.providers.docker.images import owned_image, resolve_image
@@ -21,6 +23,7 @@ from b4run.sandbox.providers.docker.launch import Image, container_body, runtime
 from b4run.sandbox.providers.docker.names import LABEL_IDENTITY, LABEL_SANDBOX, LABEL_SCOPE, LABEL_THREAD, ThreadNames
 from b4run.sandbox.providers.docker.oom import oom_check
 from b4run.sandbox.providers.docker.reader import open_reader
+from b4run.sandbox.providers.docker.watch import DeathWatch
 from b4run.sandbox.scope import check_scope
 
 _HELLO_SECONDS = 30.0
@@ -31,6 +34,7 @@ _CONNECT_MS = 5_000
 class _Held:
     policy: SandboxPolicy
     sandbox: GuestSandbox
+    channel: ExecChannel
 
 
 class DockerProvider:
@@ -51,6 +55,8 @@ class DockerProvider:
         self._images: dict[str, Image] = {}
         self._held: dict[str, _Held] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._watch = DeathWatch(self._engine, self._scope, self._died, self._look_after_gap)
+        self._looks: set[asyncio.Task[None]] = set()
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -76,12 +82,13 @@ class DockerProvider:
             try:
                 if held is not None:
                     await self._forget(names.id)
-                sandbox = await self._start(names, policy)
+                sandbox, channel = await self._start(names, policy)
             except SandboxUnavailable:
                 raise
             except B4Error as error:
                 raise SandboxUnavailable(thread_id=thread_id, reason=f"{error.message} {error.remedy}".strip()) from error
-            self._held[names.id] = _Held(policy, sandbox)
+            self._held[names.id] = _Held(policy, sandbox, channel)
+            self._watch.start()
             return sandbox
 
     async def release(self, thread_id: str) -> None:
@@ -124,6 +131,9 @@ class DockerProvider:
             held = [ThreadNames(self._scope, entry.sandbox.thread_id) for entry in self._held.values()]
             results = await asyncio.gather(*(self._release(names) for names in held), return_exceptions=True)
         finally:
+            await self._watch.aclose()
+            for look in self._looks:
+                look.cancel()
             await self._engine.aclose()
             self._guest = None
         failures = [result for result in results if isinstance(result, BaseException)]
@@ -149,6 +159,27 @@ class DockerProvider:
         """One at a time per thread; kept only while somebody uses it."""
         return self._locks.setdefault(name, asyncio.Lock())
 
+    def _died(self, name: str) -> None:
+        if name in self._held:
+            self._held[name].channel.end()
+
+    def _look_after_gap(self) -> None:
+        """Deaths before now may not have been told."""
+        for name in self._held:
+            look = asyncio.create_task(self._look(name))
+            self._looks.add(look)
+            look.add_done_callback(self._looks.discard)
+
+    async def _look(self, name: str) -> None:
+        held = self._held[name]
+        container = ThreadNames(self._scope, held.sandbox.thread_id).container
+        try:
+            found = await self._engine.find("look up a container", f"containers/{container}/json")
+        except B4Error:
+            return
+        if (found is None or not found["State"]["Running"]) and self._held.get(name) is held:
+            held.channel.end()
+
     async def _forget(self, name: str) -> None:
         held = self._held.pop(name, None)
         if held is not None:
@@ -159,7 +190,7 @@ class DockerProvider:
             await self._forget(names.id)
             await self._engine.remove_container(names.container)
 
-    async def _start(self, names: ThreadNames, policy: SandboxPolicy) -> GuestSandbox:
+    async def _start(self, names: ThreadNames, policy: SandboxPolicy) -> tuple[GuestSandbox, ExecChannel]:
         image = await self._resolved()
         guest = await self._guest_volume(image)
         body = container_body(names, image, await owned_image(self._engine, image, runtime_user(policy)), guest, policy, self._runtime)
@@ -207,7 +238,7 @@ class DockerProvider:
         await self._engine.post("make a container", "containers/create", params={"name": names.container}, body=body)
         await self._engine.start(names.container)
 
-    async def _connect(self, names: ThreadNames, image: Image, policy: SandboxPolicy) -> GuestSandbox:
+    async def _connect(self, names: ThreadNames, image: Image, policy: SandboxPolicy) -> tuple[GuestSandbox, ExecChannel]:
         stream = await self._engine.exec_stream(names.container, [GUEST_PATH, "connect", "--timeout-ms", str(_CONNECT_MS)])
         channel = ExecChannel(stream)
         environment = sandbox_environment(policy.env, path=image.path or SYSTEM_PATH)
@@ -216,8 +247,9 @@ class DockerProvider:
         except SandboxUnavailable as error:
             words = " ".join(channel.complaint.decode(errors="replace").split())
             raise SandboxUnavailable(thread_id=names.thread_id, reason=words or error.fields["reason"]) from error
+        channel.explain = functools.partial(explain_end, self._engine, names.container, policy.resources.memory_mb)
         check = oom_check(client) if policy.resources.memory_mb is not None and Capability.OOM_CAUSE in self.capabilities else None
-        return GuestSandbox(client, aclose=_nothing, oom_check=check)
+        return GuestSandbox(client, aclose=_nothing, oom_check=check), channel
 
 
 async def _nothing() -> None:
