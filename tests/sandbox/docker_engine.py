@@ -34,3 +34,17 @@ def docker(*arguments: str) -> str:
 needs_docker = pytest.mark.skipif(
     absence() is not None and not os.environ.get("B4_TEST_SMOKE_E2E"), reason=f"{absence()}; with B4_TEST_SMOKE_E2E=1 this is a failure"
 )
+
+
+@functools.cache
+def runtimes() -> frozenset[str]:
+    """Return the runtimes that the engine has."""
+    if absence() is not None:
+        return frozenset()
+    return frozenset(docker("info", "--format", "{{range $name, $_ := .Runtimes}}{{$name}} {{end}}").split())
+
+
+needs_gvisor = pytest.mark.skipif(
+    "runsc" not in runtimes() and not os.environ.get("B4_TEST_SMOKE_E2E"),
+    reason=f"the engine has no runtime `runsc` ({absence() or 'it answers'}); with B4_TEST_SMOKE_E2E=1 this is a failure",
+)

@@ -29,6 +29,8 @@ class Capability(StrEnum):
     DISK_LIMIT = "disk_limit"
     OOM_CAUSE = "oom_cause"
     """A death by the memory limit is reported as cause `oom`."""
+    MEMORY_SPARES_SANDBOX = "memory_spares_sandbox"
+    """The memory limit ends a process that passes it; elsewhere it ends the sandbox, whose loss tells it as its cause."""
     GUEST_PROTECTED = "guest_protected"
     """Commands cannot signal the guest."""
     PERSISTENT = "persistent"

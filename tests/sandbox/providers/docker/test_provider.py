@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -12,7 +13,7 @@ from b4run.sandbox.policy import Deny, Resources, SandboxPolicy, Security
 from b4run.sandbox.providers.docker import DockerProvider, docker_sandbox
 from b4run.sandbox.scope import resource_id
 
-from ...docker_engine import BUSYBOX, docker, needs_docker
+from ...docker_engine import BUSYBOX, docker, needs_docker, needs_gvisor
 from .conftest import Make
 
 pytestmark = needs_docker
@@ -133,14 +134,39 @@ async def test_preflight_tells_what_is_missing(make: Make) -> None:
         await make(url="unix:///nonexistent/docker.sock").acquire("t-1", POLICY)
 
 
-async def test_a_kernel_without_subreapers_is_a_warning(make: Make) -> None:
-    if "runsc" not in docker("info", "--format", "{{range $name, $_ := .Runtimes}}{{$name}} {{end}}").split():
-        result = await make().preflight(POLICY)
-        assert "process trees" not in [finding.control for finding in result.findings]
-        return
-    result = await make(runtime="runsc").preflight(POLICY)
-    assert [finding.control for finding in result.findings if finding.severity is Severity.WARNING] == ["process trees"]
-    assert result.ok
+@needs_gvisor
+async def test_preflight_on_gvisor_warns_only_where_orphans_cannot_be_followed(make: Make) -> None:
+    assert (await make(runtime="runsc").preflight(POLICY)).warnings == ()
+    as_root = SandboxPolicy(network=Deny(), security=Security(run_as_non_root=False))
+    found = await make(runtime="runsc").preflight(as_root)
+    assert found.ok
+    sandbox = await make(runtime="runsc").acquire("t-1", as_root)
+    expected = [] if "subreaper" in sandbox.guest_capabilities else ["process trees"]
+    assert [finding.control for finding in found.findings if finding.severity is Severity.WARNING] == expected
+
+
+@needs_gvisor
+async def test_gvisor_counts_processes_inside_and_the_engine_its_own_threads(make: Make) -> None:
+    provider = make(runtime="runsc")
+    policy = SandboxPolicy(network=Deny(), resources=Resources(memory_mb=256), security=Security(pids_limit=40))
+    await provider.acquire("t-1", policy)
+    (found,) = json.loads(docker("inspect", names(provider)[0]))
+    host = found["HostConfig"]
+    assert host["Ulimits"] == [{"Name": "nproc", "Soft": 40, "Hard": 40}]
+    assert (host["PidsLimit"], host["Memory"], host["MemorySwap"]) == (40 * 32 + 512, 320 << 20, 320 << 20)
+
+
+@pytest.mark.parametrize("runtime", [None, pytest.param("runsc", marks=needs_gvisor)])
+async def test_the_engines_word_is_enough_to_know_of_a_loss(make: Make, runtime: str | None) -> None:
+    provider = make() if runtime is None else make(runtime=runtime)
+    sandbox = await provider.acquire("t-1", POLICY)
+    await sandbox.exec.run("(setsid sleep 60 &)")
+    waiting = asyncio.create_task(sandbox.exec.run("sleep 60", deadline_ms=50_000))
+    await asyncio.sleep(0.3)
+    await asyncio.to_thread(docker, "kill", names(provider)[0])
+    with pytest.raises(SandboxLost, match="exit code 137") as caught:
+        await asyncio.wait_for(waiting, 15)
+    assert caught.value.cause == "lost"
 
 
 def test_an_image_must_be_named() -> None:

@@ -81,7 +81,7 @@ def capabilities(homes: Mapping[str, Home], pasta: str | None) -> frozenset[Capa
     if obstacle(pasta) is None:
         found.add(Capability.NETWORK_ALLOW)
     if "memory" in homes:
-        found |= {Capability.MEMORY_LIMIT, Capability.OOM_CAUSE}
+        found |= {Capability.MEMORY_LIMIT, Capability.OOM_CAUSE, Capability.MEMORY_SPARES_SANDBOX}
     if "cpu" in homes:
         found.add(Capability.CPU_LIMIT)
     if "pids" in homes or counts_per_namespace():

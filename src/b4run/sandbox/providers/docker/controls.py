@@ -21,6 +21,9 @@ CAPABILITIES = frozenset(
     }
 )
 
+HOST_KERNEL = frozenset({Capability.OOM_CAUSE, Capability.MEMORY_SPARES_SANDBOX})
+"""What a runtime adds whose processes are the host kernel's."""
+
 
 def refusals(policy: SandboxPolicy) -> Iterator[Finding]:
     """Controls that were asked for and cannot be given: acquire fails, preflight says so."""

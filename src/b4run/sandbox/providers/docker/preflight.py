@@ -71,7 +71,8 @@ async def _trial(provider: _Provider, policy: SandboxPolicy) -> list[Finding]:
     if result.exit_code != 7:
         return [Finding("trial", Severity.ERROR, f"a command ended with {result.exit_code} instead of 7: {result.stderr[:200]}")]
     findings = [Finding("trial", Severity.OK, "the guest runs in this image")]
-    if "subreaper" not in sandbox.guest_capabilities:
-        detail = "this kernel has no child subreaper: what leaves its command by setsid or a double fork outlives timeout and cancel"
-        findings.append(Finding("process trees", Severity.WARNING, detail, "Release the sandbox to end it, or use another runtime."))
+    if not sandbox.guest_capabilities & {"subreaper", "marks"}:
+        detail = "this kernel cannot follow this user's orphans: what leaves its command by setsid or a double fork outlives timeouts"
+        remedy = "Run commands as another user than root, release the sandbox to end what is left, or use another runtime."
+        findings.append(Finding("process trees", Severity.WARNING, detail, remedy))
     return findings

@@ -19,10 +19,11 @@ from b4run.sandbox.providers.docker.ending import explain_end
 from b4run.sandbox.providers.docker.engine import Engine
 from b4run.sandbox.providers.docker.guest_volume import provide_guest
 from b4run.sandbox.providers.docker.images import owned_image, resolve_image
-from b4run.sandbox.providers.docker.launch import Image, container_body, runtime_user
+from b4run.sandbox.providers.docker.launch import Image, Runtime, container_body, runtime_user
 from b4run.sandbox.providers.docker.names import LABEL_IDENTITY, LABEL_SANDBOX, LABEL_SCOPE, LABEL_THREAD, ThreadNames
 from b4run.sandbox.providers.docker.oom import oom_check
 from b4run.sandbox.providers.docker.reader import open_reader
+from b4run.sandbox.providers.docker.runtimes import find_runtime
 from b4run.sandbox.providers.docker.watch import DeathWatch
 from b4run.sandbox.scope import check_scope
 
@@ -53,6 +54,7 @@ class DockerProvider:
         self._engine = engine or Engine()
         self._guest: asyncio.Task[str] | None = None
         self._images: dict[str, Image] = {}
+        self._known_runtime: Runtime | None = None
         self._held: dict[str, _Held] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._watch = DeathWatch(self._engine, self._scope, self._died, self._look_after_gap)
@@ -61,7 +63,7 @@ class DockerProvider:
     @property
     def capabilities(self) -> frozenset[Capability]:
         """What containers give; gVisor ends the whole sandbox where the kernel would end one process."""
-        return controls.CAPABILITIES | ({Capability.OOM_CAUSE} if self._runtime is None else frozenset())
+        return controls.CAPABILITIES | (controls.HOST_KERNEL if self._runtime is None else frozenset())
 
     async def acquire(self, thread_id: str, policy: SandboxPolicy) -> GuestSandbox:
         """Return the thread's sandbox: its running container, or a new one on its files.
@@ -193,7 +195,8 @@ class DockerProvider:
     async def _start(self, names: ThreadNames, policy: SandboxPolicy) -> tuple[GuestSandbox, ExecChannel]:
         image = await self._resolved()
         guest = await self._guest_volume(image)
-        body = container_body(names, image, await owned_image(self._engine, image, runtime_user(policy)), guest, policy, self._runtime)
+        owned = await owned_image(self._engine, image, runtime_user(policy))
+        body = container_body(names, image, owned, guest, policy, await self._found_runtime())
         found = await self._running(names, body["Labels"][LABEL_IDENTITY])
         if found:
             try:
@@ -214,6 +217,11 @@ class DockerProvider:
         if self._image not in self._images:
             self._images[self._image] = await resolve_image(self._engine, self._image)
         return self._images[self._image]
+
+    async def _found_runtime(self) -> Runtime:
+        if self._known_runtime is None:
+            self._known_runtime = await find_runtime(self._engine, self._runtime)
+        return self._known_runtime
 
     async def _guest_volume(self, image: Image) -> str:
         """Fill the guest's volume once; whoever comes meanwhile waits for the same."""

@@ -38,8 +38,8 @@ async def deadline_is_kept(trial: Trial) -> None:
     sandbox = await trial.sandbox()
     began = time.monotonic()
     result = await sandbox.exec.run("echo before; sleep 60; echo after", deadline_ms=300)
-    assert time.monotonic() - began < 2
-    assert 300 <= result.duration_ms < 1_500
+    assert 0.3 <= time.monotonic() - began < 2
+    assert result.duration_ms < 1_500
     assert (result.exit_code, result.cause, result.stdout) == (124, Cause.TIMEOUT, "before\n")
 
 
@@ -62,9 +62,10 @@ async def traps_run_before_the_kill(trial: Trial) -> None:
 @case("T21", needs=EXEC)
 async def who_ignores_term_is_killed(trial: Trial) -> None:
     sandbox = await trial.sandbox()
-    result = await sandbox.exec.run("trap '' TERM INT HUP; while :; do sleep 0.05; done", deadline_ms=200, grace_ms=300)
+    result = await sandbox.exec.run("trap '' TERM INT HUP; while :; do sleep 0.05; done", deadline_ms=500, grace_ms=500)
     assert (result.cause, result.exit_code) == (Cause.TIMEOUT, 124)
-    assert 450 <= result.duration_ms < 3_000
+    # Both count from the request, the duration from the start of the program.
+    assert 700 <= result.duration_ms < 3_000
 
 
 @case("T8", needs=EXEC)

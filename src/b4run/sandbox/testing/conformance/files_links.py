@@ -136,4 +136,4 @@ async def modes_refuse_what_they_should(trial: Trial) -> None:
     async with refused("denied"):
         await sandbox.files.remove("d/secret")
     await chmod(sandbox, 0o755, "d")
-    assert await sh(sandbox, "ls d") == "secret"
+    assert await sh(sandbox, "cd d && echo *") == "secret"

@@ -33,11 +33,11 @@ async def thousand_short_commands_leave_nothing(trial: Trial) -> None:
         result = await sandbox.exec.run(f"echo {number}")
         assert result.stdout == f"{number}\n"
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
     assert len(asyncio.all_tasks()) == tasks
     assert resident_bytes() - memory < 8 * MIB
     after = await _inside(sandbox)
-    assert after[0] == inside[0]
+    assert after[0] <= inside[0]
     assert after[1] - inside[1] < 1_024
 
 
@@ -50,9 +50,9 @@ async def failing_commands_leave_nothing(trial: Trial) -> None:
     for _ in range(30):
         await sandbox.exec.run("sleep 60 & (setsid sleep 60 &); sleep 60", deadline_ms=20, grace_ms=10)
         await sandbox.exec.run("head -c 2000000 /dev/zero; kill -9 $$")
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
     after = await _inside(sandbox)
-    assert after[0] == inside[0]
+    assert after[0] <= inside[0]
     assert await sandbox.exec.jobs() == []
 
 
@@ -65,4 +65,4 @@ async def sandboxes_made_and_removed_leave_nothing_here(trial: Trial) -> None:
     for _ in range(20):
         await (await trial.sandbox(thread_id=thread)).files.write("a", b"a")
         await trial.provider.destroy(thread)
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
