@@ -35,10 +35,19 @@ pub enum Order {
     Cancel { grace_ms: u64 },
 }
 
+/// A reaper, as the guest knows it.
+#[derive(Serialize, Deserialize, Default, Debug, Clone, Copy, PartialEq)]
+pub struct Reaper {
+    /// 0 until it has said that it is ready.
+    pub pid: i32,
+    /// What its job's processes bear where orphans do not come to it.
+    pub mark: Option<u64>,
+}
+
 /// What a reaper tells the guest: whatever has happened since the last report.
 #[derive(Serialize, Deserialize, Default, Debug, PartialEq)]
 pub struct Report {
-    pub ready: Option<i32>,
+    pub ready: Option<Reaper>,
     pub failed: Option<(u8, i32)>,
     pub started: Option<i32>,
     pub exited: Option<Exit>,

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::Rlimit;
 
-use crate::control::{self, Command, Order, Report};
+use crate::control::{self, Command, Order, Reaper, Report};
 use crate::mark;
 use crate::sys::{self, Reaped};
 use crate::tree;
@@ -24,8 +24,8 @@ pub struct Nursery {
     zygote: Option<Zygote>,
     limit: Rlimit,
     subreapers: bool,
-    /// Jobs are known by their marks.
-    marks: bool,
+    /// Marks of reapers that were killed: what bears one is to end.
+    orphaned: Vec<u64>,
     /// No command is ever started here.
     closed: bool,
     /// A reaper that waits for its first order, so that a command costs one fork.
@@ -36,8 +36,7 @@ pub struct Nursery {
 
 struct Reserve {
     control: OwnedFd,
-    /// 0 until it has said that it is ready.
-    pid: i32,
+    reaper: Reaper,
 }
 
 impl Nursery {
@@ -48,7 +47,7 @@ impl Nursery {
                 zygote: Some(zygote),
                 limit,
                 subreapers,
-                marks: findings.marks,
+                orphaned: Vec::new(),
                 closed: false,
                 reserve: None,
                 not_before: Instant::now(),
@@ -63,7 +62,7 @@ impl Nursery {
             zygote: None,
             limit,
             subreapers: false,
-            marks: false,
+            orphaned: Vec::new(),
             closed: true,
             reserve: None,
             not_before: Instant::now(),
@@ -84,7 +83,8 @@ impl Nursery {
     }
 
     /// A reaper was killed: who did it may have killed these too, and they are not asked any more.
-    pub fn distrust(&mut self) {
+    pub fn distrust(&mut self, killed: Reaper) {
+        self.orphaned.extend(killed.mark);
         self.zygote = None;
         self.reserve = None;
     }
@@ -100,10 +100,11 @@ impl Nursery {
             .ok()
             .and_then(|(size, _)| control::decode::<Report>(&message[..size]));
         if let Some(Report {
-            ready: Some(pid), ..
+            ready: Some(reaper),
+            ..
         }) = report
         {
-            reserve.pid = pid;
+            reserve.reaper = reaper;
         } else {
             self.reserve = None;
             self.not_before = Instant::now() + AFTER_FAILURE;
@@ -113,10 +114,10 @@ impl Nursery {
     /// Makes sure that a reaper is in reserve. Without one, the next command only takes longer.
     pub fn prepare(&mut self) {
         if !self.closed && self.reserve.is_none() && self.not_before <= Instant::now() {
-            self.reserve = self
-                .reaper()
-                .ok()
-                .map(|control| Reserve { control, pid: 0 });
+            self.reserve = self.reaper().ok().map(|control| Reserve {
+                control,
+                reaper: Reaper::default(),
+            });
         }
     }
 
@@ -126,8 +127,8 @@ impl Nursery {
     }
 
     /// Puts the reaper of a job that is over in reserve; a surplus one ends.
-    pub fn take_back(&mut self, control: OwnedFd, pid: i32) {
-        self.reserve.get_or_insert(Reserve { control, pid });
+    pub fn take_back(&mut self, control: OwnedFd, reaper: Reaper) {
+        self.reserve.get_or_insert(Reserve { control, reaper });
     }
 
     fn reaper(&mut self) -> Result<OwnedFd, Errno> {
@@ -141,38 +142,35 @@ impl Nursery {
         self.zygote.insert(zygote).reaper()
     }
 
-    /// Hands a command to a reaper; returns its control socket and its pid, 0 where it has yet to say.
+    /// Hands a command to a reaper; returns its control socket and what is known of it.
     pub fn start(
         &mut self,
         command: Command,
         fds: [BorrowedFd<'_>; 4],
-    ) -> Result<(OwnedFd, i32), Errno> {
+    ) -> Result<(OwnedFd, Reaper), Errno> {
         let message = control::encode(&Order::Start(command));
         self.not_before = Instant::now() + AFTER_START;
-        if let Some(Reserve { control, pid }) = self.reserve.take()
+        if let Some(Reserve { control, reaper }) = self.reserve.take()
             && send_command(&control, &message, fds).is_ok()
         {
-            return Ok((control, pid));
+            return Ok((control, reaper));
         }
         let control = self.reaper()?;
         send_command(&control, &message, fds)?;
-        Ok((control, 0))
+        Ok((control, Reaper::default()))
     }
 
     pub fn reserve_pid(&self) -> Option<i32> {
-        self.reserve.as_ref().map(|reserve| reserve.pid)
+        self.reserve.as_ref().map(|reserve| reserve.reaper.pid)
     }
 
     /// Reaps what has ended and kills what landed here because its reaper was killed; false when something is still left.
     /// `reapers` are those of running jobs.
-    pub fn clear_orphans(&self, reapers: &[i32]) -> bool {
+    pub fn clear_orphans(&mut self, reapers: &[i32]) -> bool {
         while let Reaped::Child(_) = sys::reap() {}
         let me = std::process::id().cast_signed();
         let zygote = self.zygote.as_ref().map_or(0, |zygote| zygote.pid);
         let orphans = || -> Vec<i32> {
-            if self.marks {
-                return marked_orphans(zygote, reapers);
-            }
             let unknown = tree::children(me)
                 .into_iter()
                 .filter(|pid| *pid != zygote && !reapers.contains(pid));
@@ -182,20 +180,22 @@ impl Nursery {
         };
         tree::kill(orphans);
         while let Reaped::Child(_) = sys::reap() {}
-        orphans().is_empty()
+        let clear = orphans().is_empty();
+        self.clear_marked() && clear
     }
-}
 
-/// What bears the mark of a reaper that is gone.
-fn marked_orphans(zygote: i32, reapers: &[i32]) -> Vec<i32> {
-    let unmarked = mark::of(std::process::id().cast_signed());
-    let forked = tree::children(zygote);
-    let known = forked.iter().chain(reapers);
-    let kept: Vec<u64> = known
-        .filter_map(|pid| mark::of(*pid))
-        .chain(unmarked)
-        .collect();
-    mark::members(|mark| !kept.contains(&mark))
+    fn clear_marked(&mut self) -> bool {
+        if self.orphaned.is_empty() {
+            return true;
+        }
+        let marked = || mark::members(|mark| self.orphaned.contains(&mark));
+        tree::kill(marked);
+        let clear = marked().is_empty();
+        if clear {
+            self.orphaned.clear();
+        }
+        clear
+    }
 }
 
 fn send_command(reaper: &OwnedFd, message: &[u8], fds: [BorrowedFd<'_>; 4]) -> Result<(), Errno> {

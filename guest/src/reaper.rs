@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::{getpid, set_child_subreaper};
 
-use crate::control::{self, Command, Exit, Order, Report};
+use crate::control::{self, Command, Exit, Order, Reaper, Report};
 use crate::mark;
 use crate::sys::{self, Launch, Reaped, Stage};
 use crate::tree::{self, Family};
@@ -40,19 +40,18 @@ pub fn main(control: OwnedFd, marks: bool) -> ! {
 fn run(control: OwnedFd, marks: bool) -> std::io::Result<()> {
     let control = sys::keep_only(control)?;
     sys::set_mask(&[libc::SIGCHLD]);
-    let family = if marks {
-        Family::Marked(mark::enter()?)
-    } else {
+    let mark = marks.then(mark::enter).transpose()?;
+    if mark.is_none() {
         // Without it, orphans land on the guest, which ends them with the job.
         let _ = become_subreaper();
-        Family::Below
-    };
+    }
+    let family = mark.map_or(Family::Below, Family::Marked);
     let signals = sys::signal_fd(&[libc::SIGCHLD])?;
     let pid = getpid().as_raw_nonzero().get();
     control::send(
         &control,
         &control::encode(&Report {
-            ready: Some(pid),
+            ready: Some(Reaper { pid, mark }),
             ..Report::default()
         }),
         &[],

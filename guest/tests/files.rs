@@ -366,3 +366,77 @@ fn trees_are_walked_renamed_and_removed() {
         assert_eq!(fs::read_dir(&guest.folder.0).unwrap().count(), 0);
     });
 }
+
+/// The paths, what the files hold, and the end.
+fn tree(guest: &mut Guest, limits: [(&str, Value); 4]) -> Result<(Vec<String>, Vec<u8>), Value> {
+    let [one, two, three, four] = limits;
+    let reply = guest
+        .link
+        .call(&map([("op", text("fs.tree")), one, two, three, four]));
+    let end = reply.end?;
+    let paths = reply
+        .events
+        .iter()
+        .flat_map(|event| get(event, "entries").as_array().unwrap().clone())
+        .map(|entry| String::from_utf8(get(&entry, "path").as_slice().unwrap().to_vec()).unwrap())
+        .collect();
+    assert_eq!(get(&end, "length").as_u64(), Some(reply.out.len() as u64));
+    Ok((paths, reply.out))
+}
+
+fn within(path: &str, limit: u64, max_file: u64, max_total: u64) -> [(&'static str, Value); 4] {
+    [
+        ("path", bin(path)),
+        ("limit", Value::from(limit)),
+        ("max_file", Value::from(max_file)),
+        ("max_total", Value::from(max_total)),
+    ]
+}
+
+#[test]
+fn a_tree_comes_with_what_its_files_hold() {
+    both(|guest| {
+        let big = vec![b'x'; 700_000];
+        fs::create_dir_all(guest.path("t/d")).unwrap();
+        fs::write(guest.path("t/a"), &big).unwrap();
+        fs::write(guest.path("t/d/b"), "second").unwrap();
+        fs::write(guest.path("t/e"), "").unwrap();
+        symlink("a", guest.path("t/z")).unwrap();
+        let (paths, out) = tree(guest, within("t", 5, 700_000, 700_006)).unwrap();
+        assert_eq!(paths, ["a", "d", "d/b", "e", "z"]);
+        assert_eq!(out, [&big[..], b"second"].concat());
+        for (limits, code, path) in [
+            (within("t", 4, 700_000, 700_006), "too_many", None),
+            (within("t", 5, 699_999, 700_006), "too_large", Some("a")),
+            (within("t", 5, 700_000, 700_005), "too_large", Some("d/b")),
+            (within("none", 5, 1, 1), "not_found", None),
+            (within("t/a", 5, 1, 1), "not_directory", None),
+        ] {
+            let failure = tree(guest, limits).unwrap_err();
+            assert_eq!(word(&failure, "code"), code);
+            assert_eq!(get(&failure, "path").as_slice(), path.map(str::as_bytes));
+        }
+    });
+}
+
+#[test]
+fn a_reader_answers_nothing_else() {
+    let folder = Folder::new();
+    fs::write(folder.0.join("f"), "x").unwrap();
+    let mut reader = Guest::reader(folder);
+    assert_eq!(read(&mut reader, "f").unwrap(), b"x");
+    assert_eq!(tree(&mut reader, within(".", 9, 9, 9)).unwrap().1, b"x");
+    for op in [
+        "exec",
+        "job.list",
+        "job.cancel",
+        "fs.write",
+        "fs.mkdir",
+        "fs.remove",
+        "fs.rename",
+        "none",
+    ] {
+        assert_eq!(reader.link.call(&on(op, "f")).code(), "unknown", "{op}");
+    }
+    assert_eq!(fs::read(reader.path("f")).unwrap(), b"x");
+}

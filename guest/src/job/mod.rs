@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde_bytes::{ByteBuf, Bytes};
 
-use crate::control::{Exit, Report};
+use crate::control::{Exit, Reaper, Report};
 use crate::frames::{ERRORS, OUTPUT};
 use crate::job::input::Input;
 pub use crate::job::output::Output;
@@ -47,7 +47,7 @@ pub struct Job {
     mode: Mode,
     /// The reaper's control socket; nothing when the job is over.
     pub control: Option<OwnedFd>,
-    pub reaper: i32,
+    pub reaper: Reaper,
     pub pid: i32,
     /// The reaper has ended although the job had not.
     pub lost: bool,
@@ -79,7 +79,7 @@ pub struct Plan {
     pub id: u32,
     pub mode: Mode,
     pub control: OwnedFd,
-    pub reaper: i32,
+    pub reaper: Reaper,
     pub stdin: Option<OwnedFd>,
     pub outputs: [Output; 2],
     pub started_us: u64,
@@ -249,13 +249,13 @@ impl Job {
     /// The reaper is gone without a word: what it left is being killed.
     pub fn lose(&mut self) {
         self.control = None;
-        if self.pid == 0 && self.reaper == 0 {
+        if self.pid == 0 && self.reaper.pid == 0 {
             self.fail(&Failure::not_started(Stage::Fork, libc::EAGAIN));
             return;
         }
         if self.pid == 0 {
             // It was there and had its order: the command may have run.
-            self.pid = self.reaper;
+            self.pid = self.reaper.pid;
             self.tell_started();
         }
         self.lost = true;

@@ -193,7 +193,7 @@ impl Jobs {
             Err(Errno::AGAIN) => {}
             _ => {
                 job.lose();
-                self.nursery.distrust();
+                self.nursery.distrust(job.reaper);
                 self.sweep = Some(Instant::now());
             }
         }
@@ -226,7 +226,7 @@ impl Jobs {
             .table
             .values()
             .filter(|job| job.control.is_some())
-            .map(|job| job.reaper)
+            .map(|job| job.reaper.pid)
             .chain(self.nursery.reserve_pid())
             .collect();
         if !self.nursery.clear_orphans(&reapers) {

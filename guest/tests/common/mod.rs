@@ -4,6 +4,7 @@
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,6 +14,8 @@ use b4_guest::frames::{self, Kind};
 use rmpv::Value;
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
+/// Whom ordinary guests run as when the tests are root.
+pub const NOBODY: u32 = 65534;
 pub const BINARY: &str = env!("CARGO_BIN_EXE_b4-guest");
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -78,6 +81,7 @@ impl Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
+        let _ = std::fs::remove_file(self.0.with_extension("guest"));
     }
 }
 
@@ -283,12 +287,39 @@ impl Guest {
 
     /// One that was not greeted yet.
     pub fn silent(options: &[&str]) -> Self {
+        Self::spawn("serve", options, &mut Command::new(BINARY), Folder::new())
+    }
+
+    /// One that only reads, in a workspace that is there already.
+    pub fn reader(folder: Folder) -> Self {
+        let mut guest = Self::spawn("read", &[], &mut Command::new(BINARY), folder);
+        guest.hello = guest.link.greet();
+        guest
+    }
+
+    /// One that runs as an ordinary user, also when the tests run as root.
+    pub fn ordinary(options: &[&str]) -> Self {
         let folder = Folder::new();
+        let mut command = Command::new(BINARY);
+        if rustix::process::getuid().is_root() {
+            // The build may lie where only root may go.
+            let binary = folder.0.with_extension("guest");
+            std::fs::copy(BINARY, &binary).unwrap();
+            std::os::unix::fs::chown(&folder.0, Some(NOBODY), Some(NOBODY)).unwrap();
+            command = Command::new(binary);
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        let mut guest = Self::spawn("serve", options, &mut command, folder);
+        guest.hello = guest.link.greet();
+        guest
+    }
+
+    fn spawn(mode: &str, options: &[&str], command: &mut Command, folder: Folder) -> Self {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(PATIENCE)).unwrap();
         ours.set_write_timeout(Some(PATIENCE)).unwrap();
-        let child = Command::new(BINARY)
-            .args(["serve", "--stream", "0", "--root"])
+        let child = command
+            .args([mode, "--stream", "0", "--root"])
             .arg(&folder.0)
             .args(options)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
