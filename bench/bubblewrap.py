@@ -53,5 +53,6 @@ FIGURES = (
         floor_goal=3.0,
     ),
     Figure("output.bubblewrap.mb_per_s", partial(sandboxes.output_mb_per_s, _opened), goal=400.0, more_is_better=True),
+    Figure("inspect.bubblewrap.10k_files_s", partial(sandboxes.inspect_s, _opened), goal=1.0),
     Figure("guest.rss_kb", guest_rss_kb, goal=2_000.0),
 )

@@ -129,5 +129,6 @@ FIGURES = (
         absence=absence,
     ),
     Figure("output.docker.mb_per_s", partial(sandboxes.output_mb_per_s, _opened), goal=250.0, more_is_better=True, absence=absence),
+    Figure("inspect.10k_files_s", partial(sandboxes.inspect_s, _opened), goal=1.0, absence=absence),
     Figure("exec.runsc.warm_ms", partial(sandboxes.warm_ms, _gvisor, 100), absence=partial(absence, "runsc")),
 )

@@ -7,8 +7,10 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 
-from b4run.sandbox import Deny, SandboxHandle, SandboxPolicy, SandboxProvider
+from b4run.sandbox import Deny, SandboxHandle, SandboxPolicy, SandboxProvider, WorkspaceReader
+from b4run.workspace import inspect_workspace, with_workspace_reader
 from bench.figures import median_ms
 
 Open = Callable[[], AbstractAsyncContextManager[SandboxProvider]]
@@ -70,3 +72,28 @@ async def output_mb_per_s(opened: Open) -> float:
                 raise RuntimeError(f"{size} bytes came instead of {_OUTPUT_BYTES}")
             rates.append(size / 1e6 / (time.perf_counter() - start))
     return sorted(rates)[3]
+
+
+async def inspect_s(opened: Open, rounds: int = 7) -> float:
+    """The inspection of 10,000 entries, some 9,900 of them small text files, over an open reader."""
+    folders, files = 100, 99
+    script = (
+        f"i=0; while [ $i -lt {folders} ]; do mkdir d$i; j=0;"
+        f" while [ $j -lt {files} ]; do echo some text of file $i/$j > d$i/f$j; j=$((j+1)); done; i=$((i+1)); done"
+    )
+    async with opened() as provider:
+        try:
+            sandbox = await provider.acquire("bench", POLICY)
+            if not (await sandbox.exec.run(script, deadline_ms=60_000)).ok:
+                raise RuntimeError("the command failed")
+            return await with_workspace_reader(provider, "bench", partial(_inspect_s, files=folders * files, rounds=rounds))
+        finally:
+            await provider.destroy("bench")
+
+
+async def _inspect_s(reader: WorkspaceReader, *, files: int, rounds: int) -> float:
+    async def once() -> None:
+        if len((await inspect_workspace(reader)).files) != files:
+            raise RuntimeError("not every file came")
+
+    return await median_ms(once, rounds=rounds, warmup=1) / 1_000

@@ -98,6 +98,12 @@ class WorkspaceMissing(SandboxUnavailable):
     hint = "A workspace appears with the thread's first sandbox; check the scope and the thread's id."
 
 
+class ImageRefused(SandboxUnavailable):
+    """The image {reference!r} is not one that this provider may run: {reason}"""
+
+    hint = "Name an image that the provider's `images` admits, or its own `image`."
+
+
 class ReaderLost(SandboxLost):
     """The workspace reader of thread {thread_id!r} was lost: {reason}."""
 

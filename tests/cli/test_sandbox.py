@@ -14,6 +14,7 @@ import json
 from pathlib import Path
 from b4run.config import Config, Deny, Sandbox
 from b4run.sandbox import SandboxRecord
+from b4run.sandbox.contract import Leftover
 from b4run.sandbox.testing import Answer, fake_sandbox
 
 KEPT = Path(__file__).with_name("kept.json")
@@ -40,7 +41,12 @@ async def destroyed(thread_id):
     KEPT.write_text(thread_id)
 
 
+async def prune():
+    return [Leftover("reader", "b4-reader-1")]
+
+
 provider.list_sandboxes = list_sandboxes
+provider.prune = prune
 provider.on_destroy = destroyed
 config = Config(sandbox=Sandbox(provider=provider, network=Deny()))
 """
@@ -121,6 +127,24 @@ def test_rm_of_what_is_not_there_is_refused(b4: B4) -> None:
     outcome = b4("sandbox", "rm", "t-9", "--yes")
     assert (outcome.code, outcome.err.splitlines()[0]) == (1, "Thread 't-9' has no sandbox.")
     assert b4("sandbox", "rm", "t-1", "--yes").code == 0
+
+
+def test_prune_tells_what_it_removed(b4: B4, tmp_path: Path) -> None:
+    outcome = b4("sandbox", "prune")
+    assert [line.split() for line in outcome.out.splitlines()] == [["REMOVED", "NAME"], ["reader", "b4-reader-1"]]
+    assert b4("sandbox", "prune", "--json").json == [{"kind": "reader", "name": "b4-reader-1"}]
+    config = tmp_path / "b4_config.py"
+    config.write_text(CONFIG.replace('[Leftover("reader", "b4-reader-1")]', "[]"))
+    outcome = b4("sandbox", "prune")
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", "Nothing was left behind.\n")
+    assert b4("sandbox", "prune", "--json").json == []
+
+
+def test_prune_of_a_provider_that_leaves_nothing_is_refused(b4: B4, tmp_path: Path) -> None:
+    (tmp_path / "b4_config.py").write_text(CONFIG.replace("provider.prune = prune", ""))
+    outcome = b4("sandbox", "prune")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert "leaves nothing" in outcome.err
 
 
 def test_an_app_without_a_sandbox_says_so(b4: B4, tmp_path: Path) -> None:

@@ -146,6 +146,23 @@ def test_reading_leads_to_nothing_outside(sandbox: Sandbox) -> None:
         assert b"[B4_E2004]" in done.stderr
 
 
+def test_reading_works_beside_a_running_command(sandbox: Sandbox, target: list[str], tmp_path: Path) -> None:
+    line = [*PYTHON, "sandbox", "exec", *target, "--thread", "t-1", "--", "sh", "-c", "echo x > made; echo begun; sleep 60"]
+    with subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=ENVIRONMENT, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        done = sandbox("read", "--thread", "t-1", "made")
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"x\n", b"")
+
+
+def test_prune_leaves_threads_and_their_files(sandbox: Sandbox) -> None:
+    assert sandbox("exec", "--thread", "t-1", "--", "touch", "mine").returncode == 0
+    assert sandbox("prune").returncode == 0
+    assert sandbox("read", "--thread", "t-1").stdout == b"mine\n"
+
+
 def test_threads_do_not_see_each_other(sandbox: Sandbox) -> None:
     assert sandbox("exec", "--thread", "one", "--", "touch", "mine").returncode == 0
     assert sandbox("exec", "--thread", "two", "--", "ls").stdout == b""

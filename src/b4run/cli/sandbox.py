@@ -1,11 +1,11 @@
-"""`b4 sandbox ls|exec|read|rm`: a thread's sandbox by hand, in an app or with `--scope` on its own."""
+"""`b4 sandbox ls|exec|read|rm|prune`: a thread's sandbox by hand, in an app or with `--scope` on its own."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict
 
 from b4run.cli.aio import piped_stdin, run_async, write_all
@@ -15,7 +15,19 @@ from b4run.cli.parser import Parser, add_command, add_commands, add_json, second
 from b4run.cli.sandboxes import Target, add_target, open_target
 from b4run.errors import AppInvalid, SandboxMissing
 from b4run.sandbox import open_sandbox
-from b4run.sandbox.contract import Cause, ExecResult, FileEntry, FileKind, ListingProvider, SandboxHandle, SandboxRecord, Stream
+from b4run.sandbox.contract import (
+    Cause,
+    ExecResult,
+    FileEntry,
+    FileKind,
+    FileReader,
+    Leftover,
+    ListingProvider,
+    PruningProvider,
+    ReaderProvider,
+    SandboxRecord,
+    Stream,
+)
 
 DEFAULT_THREAD = "default"
 _PAGE = 10_000
@@ -41,7 +53,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     rm = add_command(commands, "rm", "remove a thread's sandbox with all its files", _rm)
     rm.add_argument("thread", metavar="THREAD")
     rm.add_argument("--yes", action="store_true", help="do not ask")
-    for command in (ls, execute, read, rm):
+    prune = add_command(commands, "prune", "remove what crashes and upgrades left behind; threads' files stay", _prune)
+    add_json(prune)
+    for command in (ls, execute, read, rm, prune):
         add_target(command)
 
 
@@ -103,15 +117,15 @@ def _read(options: argparse.Namespace) -> int:
 
 
 async def _show(options: argparse.Namespace) -> int:
-    async with _existing(options) as sandbox:
-        entry = await sandbox.files.stat(options.path)
+    async with _existing(options) as files:
+        entry = await files.stat(options.path)
         if entry.kind is not FileKind.DIRECTORY:
             if options.json:
                 raise UsageError("b4 sandbox read: --json lists folders; a file is printed as it is")
-            async for data in sandbox.files.read_stream(options.path):
+            async for data in files.read_stream(options.path):
                 await write_all(1, data)
             return 0
-        entries = [entry async for entry in _entries(sandbox, options.path)]
+        entries = [entry async for entry in _entries(files, options.path)]
     if options.json:
         print_json([{"name": e.path, "kind": e.kind.value, "size": e.size, "mode": e.mode, "mtime_ns": e.mtime_ns} for e in entries])
     else:
@@ -121,21 +135,26 @@ async def _show(options: argparse.Namespace) -> int:
     return 0
 
 
-async def _entries(sandbox: SandboxHandle, path: str) -> AsyncIterator[FileEntry]:
+async def _entries(files: FileReader, path: str) -> AsyncIterator[FileEntry]:
     after: str | None = None
-    while page := await sandbox.files.entries(path, after=after, limit=_PAGE):
+    while page := await files.entries(path, after=after, limit=_PAGE):
         for entry in page:
             yield entry
         after = page[-1].path
 
 
 @asynccontextmanager
-async def _existing(options: argparse.Namespace) -> AsyncIterator[SandboxHandle]:
-    """Open the thread's sandbox only when it has one: looking must not create what is not there."""
+async def _existing(options: argparse.Namespace) -> AsyncIterator[FileReader]:
+    """Look at the thread's files if it has any, beside its sandbox where the provider can: looking must not make what is not there."""
     async with open_target(options) as target:
         await _require(target, options.thread)
-        async with open_sandbox(target.provider, thread_id=options.thread, policy=target.policy) as sandbox:
-            yield sandbox
+        if isinstance(target.provider, ReaderProvider):
+            reader = await target.provider.open_workspace_reader(options.thread, run_as_non_root=target.policy.security.run_as_non_root)
+            async with aclosing(reader):
+                yield reader
+        else:
+            async with open_sandbox(target.provider, thread_id=options.thread, policy=target.policy) as sandbox:
+                yield sandbox.files
 
 
 async def _require(target: Target, thread_id: str) -> None:
@@ -156,3 +175,21 @@ async def _destroy(options: argparse.Namespace) -> None:
     async with open_target(options) as target:
         await _require(target, options.thread)
         await target.provider.destroy(options.thread)
+
+
+def _prune(options: argparse.Namespace) -> int:
+    removed = run_async(_removed(options))
+    if options.json:
+        print_json([asdict(leftover) for leftover in removed])
+    elif removed:
+        print(table(("REMOVED", "NAME"), [(leftover.kind, leftover.name) for leftover in removed]))
+    else:
+        note("Nothing was left behind.")
+    return 0
+
+
+async def _removed(options: argparse.Namespace) -> list[Leftover]:
+    async with open_target(options) as target:
+        if not isinstance(target.provider, PruningProvider):
+            raise AppInvalid(reason=f"provider {target.provider.name!r} leaves nothing that `b4` could remove")
+        return list(await target.provider.prune())

@@ -20,12 +20,15 @@ def names(suite: type) -> list[str]:
 
 
 def test_cases_are_chosen_by_capability() -> None:
-    plain = names(run_provider_conformance(name="x", make_provider=fake_sandbox))
+    plain = names(run_provider_conformance(name="x", make_provider=fake_sandbox, capabilities=()))
     running = names(run_provider_conformance(name="x", make_provider=fake_sandbox, capabilities={Capability.EXEC}))
     limited = names(run_provider_conformance(name="x", make_provider=fake_sandbox, capabilities={Capability.EXEC, Capability.PIDS_LIMIT}))
     assert set(plain) < set(running) < set(limited)
     assert "lifecycle-release_keeps_files-T83" in plain
     assert "trees-fork_bomb_is_ended_by_its_deadline-T114" in set(limited) - set(running)
+    assert set(plain) < set(running) < set(limited)
+    declared = names(run_provider_conformance(name="x", make_provider=fake_sandbox))
+    assert set(declared) - set(plain) == {id for id in declared if id.startswith("readers-")}  # what the fake declares
     assert len(running) >= 80
     assert len(set(limited)) == len(limited)
 

@@ -198,3 +198,23 @@ class ReaderProvider(Protocol):
             WorkspaceMissing: the thread has no files here.
             SandboxUnavailable: the reader cannot be made.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """Something that `prune` removed: its kind, such as `reader`, and its name."""
+
+    kind: str
+    name: str
+
+
+@runtime_checkable
+class PruningProvider(Protocol):
+    """A provider that can remove what crashes and upgrades left behind."""
+
+    async def prune(self) -> Sequence[Leftover]:
+        """Remove what no thread owns and nobody uses; return what that was. Threads' files and running sandboxes stay.
+
+        Raises:
+            SandboxUnavailable: something was not removed; the rest was.
+        """

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from b4run.errors import PolicyConflict, SandboxHeld, SandboxLost
+from b4run.sandbox.guest import guest_binary
 from b4run.sandbox.policy import Deny, Resources, SandboxPolicy
 from b4run.sandbox.scope import resource_id
 
@@ -166,6 +167,7 @@ def _descendants(root: int, name: str) -> list[int]:
 
 SUPERVISOR = """
 import asyncio, sys
+from b4run.sandbox.guest import guest_binary
 from b4run.sandbox.policy import Deny, Resources, SandboxPolicy
 from b4run.sandbox.providers.bubblewrap import bubblewrap_sandbox
 
@@ -206,17 +208,48 @@ async def test_a_killed_supervisor_leaves_no_process_mount_or_control_group(stat
     assert (await sandbox.exec.run("cat kept")).stdout == "x"
 
 
-async def test_control_groups_of_a_killed_supervisor_and_launcher_are_swept(state_dir, our_groups, provider, scope):
+async def _leave_everything_behind(state_dir, scope):
+    """A supervisor and its launcher die at the same moment, so that nobody removes what they made."""
     with _supervisor(state_dir, scope) as supervisor:
-        everything = [supervisor.pid, *(pid for name in ("b4-guest", "bwrap") for pid in _descendants(supervisor.pid, name))]
+        launcher = guest_binary().name[:15]  # the kernel cuts a process's name here
+        everything = [supervisor.pid, *(pid for name in (launcher, "b4-guest", "bwrap") for pid in _descendants(supervisor.pid, name))]
+        assert len(everything) >= 4
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in everything:
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
     await until(lambda: not _running("4444"))
+
+
+async def test_control_groups_of_a_killed_supervisor_and_launcher_are_swept(state_dir, our_groups, provider, scope):
+    await _leave_everything_behind(state_dir, scope)
+    assert our_groups()
     await provider.acquire("t-1", DENY)
     await provider.release("t-1")
     assert our_groups() == set()
+
+
+async def test_prune_removes_what_crashes_left_and_no_thread(state_dir, our_groups, provider, make_provider, scope):
+    await _leave_everything_behind(state_dir, scope)
+    groups = our_groups()
+    assert groups
+    await provider.acquire("t-2", DENY)
+    await provider.acquire("gone", DENY)
+    await provider.release("gone")
+    name = resource_id(scope, "gone")
+    (state_dir / name).rename(state_dir / f".gone-{name}-0123")
+    damaged = state_dir / resource_id(scope, "damaged")
+    damaged.mkdir()
+    (state_dir / "locks" / damaged.name).write_text("{")
+    removed = await make_provider().prune()
+    assert {leftover.name for leftover in removed if leftover.kind == "control group"} == {Path(group).name for group in groups}
+    assert [leftover.name for leftover in removed if leftover.kind == "files"] == [f".gone-{name}-0123"]
+    assert our_groups() == set()
+    assert await provider.prune() == []
+    assert damaged.exists()
+    assert (await (await provider.acquire("t-2", DENY)).exec.run("echo alive")).stdout == "alive\n"
+    assert (await (await provider.acquire("t-1", DENY)).exec.run("cat kept")).stdout == "x"
+    damaged.rmdir()
 
 
 async def test_a_cancelled_acquire_leaves_nothing_behind(provider, our_groups):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ async def make() -> AsyncIterator[Make]:
     scope = f"test-{uuid.uuid4().hex[:12]}"
     made: list[DockerProvider] = []
 
-    def provider(**options: str) -> DockerProvider:
+    def provider(**options: Any) -> DockerProvider:
         made.append(docker_sandbox(**{"scope": scope, "image": IMAGE} | options))
         return made[-1]
 

@@ -87,12 +87,15 @@ def _remove_files(folder: int) -> list[bytes]:
     return folders
 
 
-def remove_older(folder: Path, pattern: str, seconds: float) -> None:
-    """Remove the folders in `folder` that match and were last touched longer ago."""
+def remove_older(folder: Path, pattern: str, seconds: float) -> list[str]:
+    """Remove the folders in `folder` that match and were last touched longer ago; return their names."""
+    removed = []
     for path in folder.glob(pattern):
         with suppress(FileNotFoundError):
             if time.time() - path.stat().st_mtime > seconds:
                 remove_tree(path)
+                removed.append(path.name)
+    return removed
 
 
 def tree_bytes(root: Path) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from b4run.errors import B4Error, ConfigurationError, PolicyConflict, SandboxUnavailable, WorkspaceMissing
-from b4run.sandbox.contract import Capability, Preflight, SandboxRecord
+from b4run.sandbox.contract import Capability, Leftover, Preflight, SandboxRecord
 from b4run.sandbox.guest import GuestReader, GuestSandbox, guest_binary
 from b4run.sandbox.paths import provider_path
 from b4run.sandbox.policy import Allow, Deny, SandboxPolicy, Security, User
@@ -165,6 +165,15 @@ class BubblewrapProvider:
     async def list_sandboxes(self) -> Sequence[SandboxRecord]:
         """Return the recorded threads of this scope; one whose record is damaged has no `thread_id`."""
         return await asyncio.to_thread(self._records)
+
+    async def prune(self) -> Sequence[Leftover]:
+        """Finish interrupted removals, drop what dead processes were still making, and remove their control groups; of any scope."""
+        self._state.prepare()
+        removed = [Leftover("files", name) for name in await asyncio.to_thread(self._state.tidy)]
+        for hold in self._state.abandoned():
+            removed += [Leftover("control group", folder.name) for folder in hold.leftovers if folder.exists()]
+            await self._sweep_groups(hold)
+        return removed
 
     async def preflight(self, policy: SandboxPolicy) -> Preflight:
         """Try everything that `policy` asks for on this host and tell what holds."""

@@ -195,17 +195,34 @@ class State:
         for path in self.path.glob(f"{_TOMBSTONE}{resource_id}-*"):
             remove_tree(path)
 
-    def tidy(self) -> None:
-        """Finish removals of other threads that were interrupted, and drop drafts of processes that died. Blocks."""
+    def tidy(self) -> list[str]:
+        """Finish interrupted removals, and drop drafts of processes that died; return the folders' names. Blocks."""
+        removed = []
         for path in self.path.glob(f"{_TOMBSTONE}*"):
             resource_id = path.name.removeprefix(_TOMBSTONE)[:_ID_LENGTH]
             with suppress(SandboxHeld):
                 hold = self.hold(resource_id, resource_id)
                 try:
                     self.sweep(resource_id)
+                    removed.append(path.name)
                 finally:
-                    hold.close(forget=self.find(resource_id) is None)
-        remove_older(self.path, f"{_DRAFT}*", _DRAFT_SECONDS)
+                    hold.close(forget=not self._is_there(resource_id))
+        return removed + remove_older(self.path, f"{_DRAFT}*", _DRAFT_SECONDS)
+
+    def abandoned(self) -> Iterator[Hold]:
+        """Give out, one after the other, the locks whose holder died or whose thread is gone; each is given up at the next."""
+        for path in sorted((self.path / "locks").iterdir()):
+            with suppress(SandboxHeld, FileNotFoundError):
+                if not path.stat().st_size and self._is_there(path.name):
+                    continue
+                hold = self.hold(path.name, path.name)
+                try:
+                    yield hold
+                finally:
+                    hold.close(forget=not self._is_there(path.name))
+
+    def _is_there(self, resource_id: str) -> bool:
+        return (self.path / resource_id).exists()
 
     def resource_ids(self) -> list[str]:
         """Every recorded thread, of every scope."""

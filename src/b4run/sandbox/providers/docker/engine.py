@@ -142,10 +142,17 @@ class Engine:
     async def start(self, container: str) -> None:
         await self.plain("start a container", f"containers/{container}/start", "POST")
 
-    async def list_containers(self, filters: dict[str, list[str]]) -> list[dict[str, Any]]:
-        """Return the running containers that match."""
-        found = await self.get("list containers", "containers/json", params={"filters": json.dumps(filters)})
-        return list(found)
+    async def remove_image(self, name: str) -> None:
+        """Remove an image; one that is not there is fine. Raises: EngineRefused: a container uses it."""
+        await self._gone("remove an image", f"images/{name}", {})
+
+    async def list_containers(self, filters: dict[str, list[str]], *, running: bool = True) -> list[dict[str, Any]]:
+        """Return the containers that match, only those that run unless told otherwise."""
+        parameters = {"filters": json.dumps(filters), "all": "false" if running else "true"}
+        return list(await self.get("list containers", "containers/json", params=parameters))
+
+    async def list_images(self, filters: dict[str, list[str]]) -> list[dict[str, Any]]:
+        return list(await self.get("list images", "images/json", params={"filters": json.dumps(filters)}))
 
     async def list_volumes(self, filters: dict[str, list[str]]) -> list[dict[str, Any]]:
         found = await self.get("list volumes", "volumes", params={"filters": json.dumps(filters)})

@@ -16,6 +16,11 @@ from b4run.sandbox.providers.docker.names import LABEL_GUEST, guest_volume_name
 _FOLDER, _, _NAME = GUEST_PATH.rpartition("/")
 
 
+def present_volume() -> str:
+    """Return the name of the volume for the guest of this release. Raises: GuestMissing."""
+    return guest_volume_name(hashlib.sha256(guest_binary().read_bytes()).hexdigest())
+
+
 async def provide_guest(engine: Engine, image_id: str) -> str:
     """Return the name of the volume with the guest; made and filled when it is not there, or not whole.
 

@@ -7,17 +7,39 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import secrets
 import tarfile
+from collections.abc import Callable
 
+from b4run.errors import ImageRefused
 from b4run.sandbox.contract import WORKSPACE_ROOT
 from b4run.sandbox.policy import User
 from b4run.sandbox.providers.docker.engine import Engine, EngineRefused
 from b4run.sandbox.providers.docker.launch import Image
 from b4run.sandbox.providers.docker.names import LABEL_OWNED_IMAGE
 
+AllowImage = Callable[[str], bool]
+"""Whether threads may run an image; nothing but True is a yes."""
+
+_REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,511}")
 _REPOSITORY = "b4-sandbox-image"
 _PULL_SECONDS = 900.0
+
+
+def check_image(reference: str, own: str | None, allow: AllowImage | None) -> str:
+    """Return `reference` if threads may run it: the provider's own always, any other only when `allow` says True. No engine is asked.
+
+    Raises:
+        ImageRefused: it may not be run, or is no image reference (the specification's `formats.md`).
+    """
+    if reference == own:
+        return reference
+    if _REFERENCE.fullmatch(reference) is None:
+        raise ImageRefused(reference=reference[:512], reason="it is not an image reference")
+    if allow is None or allow(reference) is not True:
+        raise ImageRefused(reference=reference, reason="`images` does not admit it" if allow else "the provider has no `images`")
+    return reference
 
 
 async def find_image(engine: Engine, reference: str) -> Image | None:
@@ -43,6 +65,14 @@ async def resolve_image(engine: Engine, reference: str) -> Image:
     if found is None:
         raise EngineRefused(action=f"pull image {reference!r}", reason="it is not there afterwards", status=404)
     return found
+
+
+async def some_image(engine: Engine) -> str:
+    """Return one of the images that sandboxes here start from. Raises: EngineRefused: there is none."""
+    found = await engine.list_images({"label": [LABEL_OWNED_IMAGE]})
+    if not found:
+        raise EngineRefused(action="find an image", reason="no sandbox was started from any here", status=404)
+    return str(found[0]["Id"])
 
 
 async def owned_image(engine: Engine, image: Image, user: User | None) -> str:

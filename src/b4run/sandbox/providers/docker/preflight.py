@@ -23,14 +23,17 @@ class _Provider(Protocol):
     async def destroy(self, thread_id: str) -> None: ...
 
 
-async def examine(provider: _Provider, engine: Engine, policy: SandboxPolicy, *, image: str, runtime: str | None) -> Preflight:
+async def examine(provider: _Provider, engine: Engine, policy: SandboxPolicy, *, image: str | None, runtime: str | None) -> Preflight:
     """Return what `policy` meets on this engine. A trial is started only when nothing already forbids it."""
     findings: list[Finding] = []
     try:
         findings += _engine(await engine.get("tell about itself", "info"), runtime)
         findings += [*controls.refusals(policy), *controls.warnings(policy)]
-        findings.append(await _image(engine, image))
-        if Preflight(tuple(findings)).ok:
+        if image is None:
+            findings.append(Finding("image", Severity.OK, "each thread names its own; none was tried"))
+        else:
+            findings.append(await _image(engine, image))
+        if image is not None and Preflight(tuple(findings)).ok:
             findings += await _trial(provider, policy)
     except EngineUnreachable as error:
         findings.append(Finding("engine", Severity.ERROR, error.message, error.remedy))

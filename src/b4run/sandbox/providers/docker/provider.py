@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from b4run.errors import B4Error, ConfigurationError, PolicyConflict, SandboxUnavailable
-from b4run.sandbox.contract import Capability, Preflight, SandboxRecord
+from b4run.errors import B4Error, ConfigurationError, ImageRefused, PolicyConflict, SandboxUnavailable
+from b4run.sandbox.contract import Capability, Leftover, Preflight, SandboxRecord
 from b4run.sandbox.environment import GUEST_PATH, SYSTEM_PATH, sandbox_environment
 from b4run.sandbox.guest import GuestClient, GuestReader, GuestSandbox
 from b4run.sandbox.policy import SandboxPolicy, User
@@ -18,10 +18,11 @@ from b4run.sandbox.providers.docker.channel import ExecChannel
 from b4run.sandbox.providers.docker.ending import explain_end
 from b4run.sandbox.providers.docker.engine import Engine
 from b4run.sandbox.providers.docker.guest_volume import provide_guest
-from b4run.sandbox.providers.docker.images import owned_image, resolve_image
+from b4run.sandbox.providers.docker.images import AllowImage, check_image, owned_image, resolve_image, some_image
 from b4run.sandbox.providers.docker.launch import Image, Runtime, container_body, runtime_user
 from b4run.sandbox.providers.docker.names import LABEL_IDENTITY, LABEL_SANDBOX, LABEL_SCOPE, LABEL_THREAD, ThreadNames
 from b4run.sandbox.providers.docker.oom import oom_check
+from b4run.sandbox.providers.docker.prune import prune
 from b4run.sandbox.providers.docker.reader import open_reader
 from b4run.sandbox.providers.docker.runtimes import find_runtime
 from b4run.sandbox.providers.docker.watch import DeathWatch
@@ -47,9 +48,18 @@ class DockerProvider:
 
     name = "docker"
 
-    def __init__(self, *, scope: str, image: str, runtime: str | None = None, engine: Engine | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        scope: str,
+        image: str | None,
+        images: AllowImage | None = None,
+        runtime: str | None = None,
+        engine: Engine | None = None,
+    ) -> None:
         self._scope = check_scope(scope)
         self._image = image
+        self._allow = images
         self._runtime = runtime
         self._engine = engine or Engine()
         self._guest: asyncio.Task[str] | None = None
@@ -79,12 +89,14 @@ class DockerProvider:
                 if differing := held.policy.difference(policy):
                     raise PolicyConflict(thread_id=thread_id, reason=", ".join(differing))
                 return held.sandbox
+            if self._image is None:
+                raise SandboxUnavailable(thread_id=thread_id, reason="the provider has no `image`, and the thread names none")
             for finding in controls.refusals(policy):
                 raise SandboxUnavailable(thread_id=thread_id, reason=f"{finding.sentence}. {finding.remedy}")
             try:
                 if held is not None:
                     await self._forget(names.id)
-                sandbox, channel = await self._start(names, policy)
+                sandbox, channel = await self._start(names, self._image, policy)
             except SandboxUnavailable:
                 raise
             except B4Error as error:
@@ -119,13 +131,35 @@ class DockerProvider:
         """
         names = ThreadNames(self._scope, thread_id)
         try:
-            image = await self._resolved()
+            # A reader runs nothing of the image, so any will do.
+            image = await self._resolved(self._image or await some_image(self._engine))
             guest = await self._guest_volume(image)
             return await open_reader(self._engine, names, image, guest, run_as_non_root=run_as_non_root, runtime=self._runtime)
         except SandboxUnavailable:
             raise
         except B4Error as error:
             raise SandboxUnavailable(thread_id=thread_id, reason=f"{error.message} {error.remedy}".strip()) from error
+
+    async def resolve_image_environment(self, reference: str) -> str:
+        """Return the immutable identity (`sha256:…`) of an image that a thread names, pulled when the engine lacks it.
+
+        Raises:
+            ImageRefused: threads may not run it; the engine was not asked.
+            SandboxUnavailable: the engine cannot provide it.
+        """
+        check_image(reference, self._image, self._allow)
+        try:
+            return (await self._resolved(reference)).id
+        except B4Error as error:
+            raise ImageRefused(reference=reference, reason=error.message) from error
+
+    async def prune(self) -> Sequence[Leftover]:
+        """Remove readers and helpers that nobody uses, containers without files, guests of other releases, and images without a base.
+
+        Raises:
+            SandboxUnavailable: something was not removed; the rest was.
+        """
+        return await prune(self._engine, self._scope)
 
     async def aclose(self) -> None:
         """Release every thread that this provider holds, and close the connection to the engine."""
@@ -192,8 +226,8 @@ class DockerProvider:
             await self._forget(names.id)
             await self._engine.remove_container(names.container)
 
-    async def _start(self, names: ThreadNames, policy: SandboxPolicy) -> tuple[GuestSandbox, ExecChannel]:
-        image = await self._resolved()
+    async def _start(self, names: ThreadNames, reference: str, policy: SandboxPolicy) -> tuple[GuestSandbox, ExecChannel]:
+        image = await self._resolved(reference)
         guest = await self._guest_volume(image)
         owned = await owned_image(self._engine, image, runtime_user(policy))
         body = container_body(names, image, owned, guest, policy, await self._found_runtime())
@@ -213,10 +247,10 @@ class DockerProvider:
             await asyncio.shield(self._engine.remove_container(names.container))
             raise
 
-    async def _resolved(self) -> Image:
-        if self._image not in self._images:
-            self._images[self._image] = await resolve_image(self._engine, self._image)
-        return self._images[self._image]
+    async def _resolved(self, reference: str) -> Image:
+        if reference not in self._images:
+            self._images[reference] = await resolve_image(self._engine, reference)
+        return self._images[reference]
 
     async def _found_runtime(self) -> Runtime:
         if self._known_runtime is None:
@@ -265,17 +299,29 @@ async def _nothing() -> None:
 
 
 def docker_sandbox(
-    *, scope: str, image: str, runtime: str | None = None, url: str | None = None, context: str | None = None
+    *,
+    scope: str,
+    image: str | None = None,
+    images: AllowImage | None = None,
+    runtime: str | None = None,
+    url: str | None = None,
+    context: str | None = None,
 ) -> DockerProvider:
     """Return the provider of sandboxes on a Docker Engine.
 
     `scope` keeps the threads of several apps apart. `image` is what sandboxes start from; any with `/bin/sh` will do, and it is pulled when
-    missing. `runtime` names one of the engine's, such as `runsc` for gVisor. The engine is that of `url` or `context`, or else of
+    missing. `images` says which others a thread may name, and is asked before the engine is; without `image`, every thread must name one.
+    `runtime` names one of the engine's, such as `runsc` for gVisor. The engine is that of `url` or `context`, or else of
     `DOCKER_HOST` and the current Docker context.
 
     Raises:
-        ConfigurationError: the scope or the image is blank.
+        ConfigurationError: the scope or the image is blank, or there is neither `image` nor `images`.
     """
-    if not isinstance(image, str) or not image.strip():
+    if image is None and images is None:
+        raise ConfigurationError(reason="`image` must name an image, such as 'python:3.12-slim', unless `images` admits those of threads")
+    if image is not None and (not isinstance(image, str) or not image.strip()):
         raise ConfigurationError(reason="`image` must name an image, such as 'python:3.12-slim'")
-    return DockerProvider(scope=scope, image=image.strip(), runtime=runtime, engine=Engine(url, context))
+    if images is not None and not callable(images):
+        raise ConfigurationError(reason="`images` must be a function from an image reference to True or False")
+    name = None if image is None else image.strip()
+    return DockerProvider(scope=scope, image=name, images=images, runtime=runtime, engine=Engine(url, context))
