@@ -28,10 +28,11 @@ def row(figure: Figure, values: Mapping[str, float]) -> str:
     """Return one line of the table."""
     value = values[figure.name]
     parts = [f"{figure.name:<40}{value:>12,.2f}"]
+    than = "≥" if figure.more_is_better else "≤"
     if figure.goal is not None:
-        parts.append(f"goal {'≥' if figure.more_is_better else '≤'} {figure.goal:,.1f}")
+        parts.append(f"goal {than} {figure.goal:,.1f}")
     if figure.floor is not None and figure.floor_goal is not None:
-        parts.append(f"{value / values[figure.floor]:.3g} × {figure.floor} (goal ≤ {figure.floor_goal:g})")
+        parts.append(f"{value / values[figure.floor]:.3g} × {figure.floor} (goal {than} {figure.floor_goal:g})")
     return "   ".join(parts)
 
 

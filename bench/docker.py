@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
+import statistics
 import subprocess
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -90,6 +93,24 @@ async def exec_ms() -> float:
         return await median_ms(once, rounds=25)
 
 
+async def exec_mb_per_s() -> float:
+    """Output of `docker exec CONTAINER head`, read as it comes."""
+    with _container() as name:
+
+        def once() -> float:
+            start, size = time.perf_counter(), 0
+            command = ["docker", "exec", name, "head", "-c", str(sandboxes.OUTPUT_BYTES), "/dev/zero"]
+            with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+                assert process.stdout is not None
+                while data := os.read(process.stdout.fileno(), 1 << 20):
+                    size += len(data)
+            if process.returncode != 0 or size != sandboxes.OUTPUT_BYTES:
+                raise RuntimeError(f"{size} bytes came instead of {sandboxes.OUTPUT_BYTES}")
+            return size / 1e6 / (time.perf_counter() - start)
+
+        return statistics.median([await asyncio.to_thread(once) for _ in range(7)])
+
+
 async def aiodocker_exec_ms() -> float:
     """The same through aiodocker: create, start, read to the end, ask for the code."""
     with _container() as name:
@@ -113,6 +134,7 @@ FIGURES = (
     Figure("floor.docker_run_ms", run_ms, absence=absence),
     Figure("peer.docker_exec_ms", exec_ms, absence=absence),
     Figure("peer.aiodocker_exec_ms", aiodocker_exec_ms, absence=absence),
+    Figure("peer.docker_exec_mb_per_s", exec_mb_per_s, absence=absence),
     Figure(
         "exec.docker.warm_ms",
         partial(sandboxes.warm_ms, _opened),
@@ -128,7 +150,15 @@ FIGURES = (
         floor_goal=1.1,
         absence=absence,
     ),
-    Figure("output.docker.mb_per_s", partial(sandboxes.output_mb_per_s, _opened), goal=250.0, more_is_better=True, absence=absence),
+    Figure(
+        "output.docker.mb_per_s",
+        partial(sandboxes.output_mb_per_s, _opened),
+        goal=250.0,
+        floor="peer.docker_exec_mb_per_s",
+        floor_goal=1.0,
+        more_is_better=True,
+        absence=absence,
+    ),
     Figure("inspect.10k_files_s", partial(sandboxes.inspect_s, _opened), goal=1.0, absence=absence),
     Figure("exec.runsc.warm_ms", partial(sandboxes.warm_ms, _gvisor, 100), absence=partial(absence, "runsc")),
 )

@@ -17,7 +17,7 @@ Open = Callable[[], AbstractAsyncContextManager[SandboxProvider]]
 """Opens a provider for one figure and removes what it kept."""
 
 POLICY = SandboxPolicy(network=Deny())
-_OUTPUT_BYTES = 100 * 1024 * 1024
+OUTPUT_BYTES = 100 * 1024 * 1024
 PAUSE_S = 0.05
 """Between two first commands, so that the teardown of one sandbox is not counted as the start of the next."""
 
@@ -65,11 +65,11 @@ async def output_mb_per_s(opened: Open) -> float:
     async with one_sandbox(opened) as sandbox:
         for _ in range(7):
             start, size = time.perf_counter(), 0
-            async for chunk in (stream := sandbox.exec.stream(f"head -c {_OUTPUT_BYTES} /dev/zero")):
+            async for chunk in (stream := sandbox.exec.stream(f"head -c {OUTPUT_BYTES} /dev/zero")):
                 size += len(chunk.data)
             await stream.result()
-            if size != _OUTPUT_BYTES:
-                raise RuntimeError(f"{size} bytes came instead of {_OUTPUT_BYTES}")
+            if size != OUTPUT_BYTES:
+                raise RuntimeError(f"{size} bytes came instead of {OUTPUT_BYTES}")
             rates.append(size / 1e6 / (time.perf_counter() - start))
     return sorted(rates)[3]
 
