@@ -1,21 +1,29 @@
 """Writes the generated pages: `python -m docs.generate`; with `--check` it only tells whether they are current (exit code 1 if not).
 
-`docs/reference/errors.md` comes from the error classes,
+`docs/reference/errors.md` comes from the error classes, `docs/reference/capabilities.md` from the providers and the conformance suite,
 `docs/performance.md` from `docs/performance.json`, which `python -m bench --json docs/performance.json` measures.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import json
 import pkgutil
 import sys
 from collections.abc import Iterator
+from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 
 import b4run
 from b4run.errors import B4Error
+from b4run.sandbox import Capability
+from b4run.sandbox.providers.bubblewrap import controls as bubblewrap_controls
+from b4run.sandbox.providers.docker import controls as docker_controls
+from b4run.sandbox.testing import FakeProvider
+from b4run.sandbox.testing.suite import cases
 from bench.__main__ import FIGURES, row
 
 DOCS = Path(__file__).parent
@@ -55,6 +63,44 @@ def _cell(text: str) -> str:
     return text.replace("<", "&lt;").replace(">", "&gt;") if text else "–"
 
 
+def capabilities() -> str:
+    """What each provider declares, and how many cases of the suite look at it."""
+    docker = docker_controls.CAPABILITIES
+    declared = {
+        "fake": FakeProvider.capabilities,
+        "bubblewrap": bubblewrap_controls.ALWAYS,
+        "Docker": docker | docker_controls.HOST_KERNEL,
+        "Docker with gVisor": docker,
+    }
+    needs = [case.needs for case in cases()]
+    lines = [
+        "# Capabilities",
+        "",
+        "Everything that may differ between providers is a capability, which a provider declares; whatever is not listed here means the same",
+        f"on all. Of the {len(needs)} cases of the conformance suite, {sum(not need for need in needs)} are for every provider, the others",
+        "for those that declare what the case needs. [Your own provider](../guide/providers.md) tells how to run it.",
+        "",
+        f"| capability | what holds | cases | {' | '.join(declared)} |",
+        "| --- | --- | --- |" + " --- |" * len(declared),
+    ]
+    for capability, meaning in _members(Capability):
+        marks = ["yes" if capability in found else "–" for found in declared.values()]
+        if host := bubblewrap_controls.BY_HOST.get(capability):
+            marks[1] = f"with {host}"
+        lines.append(f"| `{capability}` | {_cell(meaning)} | {sum(capability in need for need in needs)} | {' | '.join(marks)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _members(kind: type[StrEnum]) -> Iterator[tuple[StrEnum, str]]:
+    """The members of an enumeration with the text that stands below each."""
+    (definition,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(definition, ast.ClassDef)
+    for statement, text in pairwise(definition.body):
+        match statement, text:
+            case ast.Assign(value=ast.Constant(value=str(name))), ast.Expr(value=ast.Constant(value=str(meaning))):
+                yield kind(name), inspect.cleandoc(meaning)
+
+
 def performance() -> str:
     """The measured figures beside their goals."""
     values = json.loads((DOCS / "performance.json").read_text())
@@ -85,7 +131,7 @@ engine and image, without network. `pip install 'b4run[bench]'` brings them; wit
 """
 
 
-PAGES = {"reference/errors.md": errors, "performance.md": performance}
+PAGES = {"reference/errors.md": errors, "reference/capabilities.md": capabilities, "performance.md": performance}
 
 
 def main() -> int:

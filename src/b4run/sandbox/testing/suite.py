@@ -62,13 +62,18 @@ def run_provider_conformance(
     import pytest
 
     declared = frozenset(make_provider().capabilities if capabilities is None else capabilities)
-    chosen = [case for group in groups for case in cases_of(import_module(f"{_PACKAGE}.{group}")) if case.applies(declared, kill_guest)]
+    chosen = [case for case in cases(groups) if case.applies(declared, kill_guest)]
 
     def test(self: object, case: Case) -> None:
         asyncio.run(attempt(case, Trial(make_provider, kill_guest)))
 
     parametrized = pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in chosen])(test)
     return type(f"Test{name.capitalize()}Conformance", (), {"test": parametrized, "__doc__": f"Provider {name!r} keeps the contract."})
+
+
+def cases(groups: Iterable[str] = GROUPS) -> list[Case]:
+    """Return every case of `groups`, whatever it needs."""
+    return [case for group in groups for case in cases_of(import_module(f"{_PACKAGE}.{group}"))]
 
 
 async def attempt(case: Case, trial: Trial) -> None:

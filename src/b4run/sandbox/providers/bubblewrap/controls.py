@@ -75,17 +75,30 @@ def protects_guest() -> bool:
     return int(version) >= _LANDLOCK_SIGNAL_SCOPES
 
 
+ALWAYS = frozenset({Capability.EXEC, Capability.NETWORK_DENY, Capability.PERSISTENT, Capability.READER})
+
+BY_HOST = {
+    Capability.NETWORK_ALLOW: "pasta",
+    Capability.MEMORY_LIMIT: "a memory control group",
+    Capability.OOM_CAUSE: "a memory control group",
+    Capability.MEMORY_SPARES_SANDBOX: "a memory control group",
+    Capability.CPU_LIMIT: "a CPU control group",
+    Capability.PIDS_LIMIT: "a pids control group or Linux 5.14",
+    Capability.GUEST_PROTECTED: "Landlock of Linux 6.12",
+}
+"""What the host must bring for a capability."""
+
+
 def capabilities(homes: Mapping[str, Home], pasta: str | None) -> frozenset[Capability]:
     """Return what the provider can do on this host, for this user."""
-    found = {Capability.EXEC, Capability.NETWORK_DENY, Capability.PERSISTENT, Capability.READER}
-    if obstacle(pasta) is None:
-        found.add(Capability.NETWORK_ALLOW)
-    if "memory" in homes:
-        found |= {Capability.MEMORY_LIMIT, Capability.OOM_CAUSE, Capability.MEMORY_SPARES_SANDBOX}
-    if "cpu" in homes:
-        found.add(Capability.CPU_LIMIT)
-    if "pids" in homes or counts_per_namespace():
-        found.add(Capability.PIDS_LIMIT)
-    if protects_guest():
-        found.add(Capability.GUEST_PROTECTED)
-    return frozenset(found)
+    memory = "memory" in homes
+    there = {
+        Capability.NETWORK_ALLOW: obstacle(pasta) is None,
+        Capability.MEMORY_LIMIT: memory,
+        Capability.OOM_CAUSE: memory,
+        Capability.MEMORY_SPARES_SANDBOX: memory,
+        Capability.CPU_LIMIT: "cpu" in homes,
+        Capability.PIDS_LIMIT: "pids" in homes or counts_per_namespace(),
+        Capability.GUEST_PROTECTED: protects_guest(),
+    }
+    return ALWAYS | {capability for capability in BY_HOST if there[capability]}
