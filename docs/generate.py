@@ -76,7 +76,7 @@ def capabilities() -> str:
     lines = [
         "# Capabilities",
         "",
-        "Everything that may differ between providers is a capability, which a provider declares; whatever is not listed here means the same",
+        "Everything that may differ between providers is a capability, which a provider declares; whatever else there is means the same",
         f"on all. Of the {len(needs)} cases of the conformance suite, {sum(not need for need in needs)} are for every provider, the others",
         "for those that declare what the case needs. [Your own provider](../guide/providers.md) tells how to run it.",
         "",
