@@ -179,6 +179,36 @@ class InspectionRefused(B4Error):
         return str(self.fields["kind"])
 
 
+class WorkspaceInvalid(B4Error):
+    """The workspace is not valid: {reason}"""
+
+    code = "B4_E2009"
+    hint = "`docs/guide/workspaces.md` tells what a workspace may hold."
+
+
+class CaptureRefused(WorkspaceInvalid):
+    """The workspace's source cannot be captured: {reason}"""
+
+    hint = "`include` names every file under `directory`, outside `exclude_directories`; there are no symbolic links."
+
+
+class ResolverFailed(SandboxUnavailable):
+    """The workspace of thread {thread_id!r} was not resolved: {reason}"""
+
+    hint = "Correct the resolver, or what the thread was created with; nothing was recorded."
+
+
+class WorkspaceUnusable(SandboxUnavailable):
+    """The workspace of thread {thread_id!r} cannot be used: {reason}"""
+
+    hint = "{remedy}"
+
+    @property
+    def lifecycle(self) -> str:
+        """`lost`, `expired`, `conflict`, `unsupported`, `retryable` or `uncertain`."""
+        return str(self.fields["lifecycle"])
+
+
 class PermissionRefused(B4Error):
     """{reason}"""
 

@@ -1,0 +1,252 @@
+"""Source bundles: the files that a workspace starts from, addressed by a digest of their paths, bytes and executable bits.
+
+Format, bounds and digest are those of the specification's `formats.md`, section "Source bundle". A `SourceBundle` comes only from
+`create_source_bundle`, `verify_source_bundle` and what is built on them, so whoever holds one holds verified bytes.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from b4run.errors import WorkspaceInvalid
+from b4run.workspace.paths import PathSet, check_path
+
+MAX_FILES = 10_000
+MAX_FILE_BYTES = 16_777_216
+MAX_TOTAL_BYTES = 67_108_864
+MAX_JSON_BYTES = 100_663_296
+
+_PIECE = 3 << 18
+"""Bytes that are encoded at a time: whole base64 groups, so that pieces join without padding."""
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file of a source, at a portable path."""
+
+    path: str
+    data: bytes
+    executable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SourceEntry:
+    """What a manifest says of one file."""
+
+    path: str
+    size: int
+    executable: bool
+
+
+@dataclass(frozen=True, slots=True, init=False, eq=False)
+class SourceBundle:
+    """Verified files in ascending order of their paths, and their digest."""
+
+    digest: str
+    files: tuple[SourceFile, ...]
+
+    def __init__(self) -> None:
+        raise TypeError("a SourceBundle comes from create_source_bundle or verify_source_bundle")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SourceBundle) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    @property
+    def manifest(self) -> tuple[SourceEntry, ...]:
+        return tuple(SourceEntry(file.path, len(file.data), file.executable) for file in self.files)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(len(file.data) for file in self.files)
+
+    def json_pieces(self) -> Iterator[bytes]:
+        """Give out the canonical JSON piece by piece."""
+        yield f'{{"version":1,"digest":"{self.digest}","files":['.encode()
+        for index, file in enumerate(self.files):
+            yield f'{"," if index else ""}{{"path":"{file.path}","base64":"'.encode()
+            yield from base64_pieces(file.data)
+            yield f'","executable":{_word(file.executable)}}}'.encode()
+        yield b"]}"
+
+    def to_json(self) -> bytes:
+        """Return the canonical JSON, in which bundles are sent and kept."""
+        return b"".join(self.json_pieces())
+
+
+def base64_pieces(data: bytes) -> Iterator[bytes]:
+    """Give out the base64 of `data` piece by piece."""
+    if len(data) <= _PIECE:
+        yield binascii.b2a_base64(data, newline=False)
+        return
+    with memoryview(data) as view:
+        for at in range(0, len(view), _PIECE):
+            yield binascii.b2a_base64(view[at : at + _PIECE], newline=False)
+
+
+def _word(flag: bool) -> str:
+    return "true" if flag else "false"
+
+
+def is_digest(value: object) -> bool:
+    """Whether `value` is a SHA-256 in lower-case hex."""
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
+
+
+def json_size(manifest: Iterable[SourceEntry]) -> int:
+    """Return how many bytes the canonical JSON of a bundle with these files has."""
+    size = len('{"version":1,"digest":"","files":[]}') + 64
+    for index, entry in enumerate(manifest):
+        encoded = (entry.size + 2) // 3 * 4
+        size += len('{"path":"","base64":"","executable":}') + len(entry.path) + encoded + len(_word(entry.executable)) + (index > 0)
+    return size
+
+
+def source_digest(files: Iterable[SourceFile]) -> str:
+    """Return the digest of files that are in order already."""
+    digest = hashlib.sha256(b'["b4-workspace-source-v1",[')
+    for index, file in enumerate(files):
+        digest.update(f'{"," if index else ""}["{file.path}","'.encode())
+        for piece in base64_pieces(file.data):
+            digest.update(piece)
+        digest.update(f'",{_word(file.executable)}]'.encode())
+    digest.update(b"]]")
+    return digest.hexdigest()
+
+
+def create_source_bundle(files: Iterable[SourceFile]) -> SourceBundle:
+    """Return the bundle of `files`, in whatever order they come.
+
+    Raises:
+        WorkspaceInvalid: a path is not portable or conflicts with another, or there is too much of something.
+    """
+    kept: list[SourceFile] = []
+    total = 0
+    for file in files:
+        check_path(file.path)
+        if not isinstance(file.data, bytes) or not isinstance(file.executable, bool):
+            raise WorkspaceInvalid(reason=f"file {file.path!r} has no bytes, or no flag that says whether it is executable")
+        total += len(file.data)
+        check_bounds(len(kept) + 1, file.path, len(file.data), total)
+        kept.append(file)
+    kept.sort(key=lambda file: file.path)
+    PathSet(file.path for file in kept)
+    return _bundle(source_digest(kept), kept)
+
+
+def check_bounds(count: int, path: str, size: int, total: int) -> None:
+    """Check the `count`-th file, of `size` bytes, with which there are `total`. Raises: WorkspaceInvalid."""
+    if count > MAX_FILES:
+        raise WorkspaceInvalid(reason=f"there are more than {MAX_FILES:,} files")
+    if size > MAX_FILE_BYTES:
+        raise WorkspaceInvalid(reason=f"file {path!r} has more than {MAX_FILE_BYTES:,} bytes")
+    if total > MAX_TOTAL_BYTES:
+        raise WorkspaceInvalid(reason=f"the files have more than {MAX_TOTAL_BYTES:,} bytes in all")
+
+
+def verify_source_bundle(value: bytes | str | Mapping[str, Any]) -> SourceBundle:
+    """Return the bundle that `value` says it is: its JSON, or the same already parsed. Every byte is checked against the digest.
+
+    Raises:
+        WorkspaceInvalid: keys, order, paths, base64, bounds or digest are off by anything.
+    """
+    if isinstance(value, (bytes, str)):
+        if len(value) > MAX_JSON_BYTES:
+            raise WorkspaceInvalid(reason=f"the bundle has more than {MAX_JSON_BYTES:,} bytes of JSON")
+        value = parse_json(value, "the bundle")
+    body = _fields(value, ("version", "digest", "files"), "the bundle")
+    if type(body["version"]) is not int or body["version"] != 1:
+        raise WorkspaceInvalid(reason="the bundle's version is not 1")
+    if not is_digest(body["digest"]):
+        raise WorkspaceInvalid(reason="the bundle's digest is not 64 lower-case hexadecimal digits")
+    entries = body["files"]
+    if not isinstance(entries, (list, tuple)):
+        raise WorkspaceInvalid(reason="the bundle's files are not a list")
+    _check_entries(entries)
+    files = [SourceFile(entry["path"], _decoded(entry["path"], entry["base64"]), entry["executable"]) for entry in entries]
+    if (found := source_digest(files)) != body["digest"]:
+        raise WorkspaceInvalid(reason=f"the bundle's files have the digest {found}, not {body['digest']}")
+    return _bundle(found, files)
+
+
+def read_source_file(bundle: SourceBundle, path: str) -> SourceFile:
+    """Return one file of a bundle. Raises: WorkspaceInvalid: it has none at `path`."""
+    for file in bundle.files:
+        if file.path == path:
+            return file
+    raise WorkspaceInvalid(reason=f"the source has no file {path!r}")
+
+
+def parse_json(text: bytes | str, what: str) -> Any:
+    """Return what JSON says; a key that is there twice is a fault. Raises: WorkspaceInvalid."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise WorkspaceInvalid(reason=f"{what} has a key twice")
+        return found
+
+    try:
+        return json.loads(text, object_pairs_hook=once)
+    except (ValueError, RecursionError) as error:
+        raise WorkspaceInvalid(reason=f"{what} is not JSON ({type(error).__name__})") from None
+
+
+def _bundle(digest: str, files: list[SourceFile]) -> SourceBundle:
+    made = object.__new__(SourceBundle)
+    object.__setattr__(made, "digest", digest)
+    object.__setattr__(made, "files", tuple(files))
+    return made
+
+
+def _fields(value: Any, names: tuple[str, ...], what: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or set(value) != set(names):
+        raise WorkspaceInvalid(reason=f"{what} has other keys than {', '.join(names)}")
+    return value
+
+
+def _check_entries(entries: list[Any] | tuple[Any, ...]) -> None:
+    """Everything that can be known without decoding."""
+    if len(entries) > MAX_FILES:
+        raise WorkspaceInvalid(reason=f"there are more than {MAX_FILES:,} files")
+    paths = PathSet()
+    total, last = 0, ""
+    for count, entry in enumerate(entries, 1):
+        fields = _fields(entry, ("path", "base64", "executable"), "a file of the bundle")
+        path = check_path(fields["path"])
+        if type(fields["executable"]) is not bool:
+            raise WorkspaceInvalid(reason=f"`executable` of {path!r} is neither true nor false")
+        if path <= last:
+            raise WorkspaceInvalid(reason=f"path {path!r} is not in ascending order")
+        last = path
+        size = _decoded_size(path, fields["base64"])
+        total += size
+        check_bounds(count, path, size, total)
+        paths.add(path)
+
+
+def _decoded_size(path: str, text: Any) -> int:
+    if not isinstance(text, str) or len(text) % 4:
+        raise WorkspaceInvalid(reason=f"the base64 of {path!r} is not canonical")
+    return len(text) // 4 * 3 - text[-2:].count("=")
+
+
+def _decoded(path: str, text: str) -> bytes:
+    try:
+        data = binascii.a2b_base64(text.encode("ascii"), strict_mode=True)
+    except ValueError:
+        raise WorkspaceInvalid(reason=f"the base64 of {path!r} is not canonical") from None
+    # Strict decoding passes over the unused bits of the last group.
+    if text[-4:] != binascii.b2a_base64(data[-((len(data) - 1) % 3 + 1) :] if data else b"", newline=False).decode():
+        raise WorkspaceInvalid(reason=f"the base64 of {path!r} is not canonical")
+    return data
