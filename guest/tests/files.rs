@@ -440,3 +440,113 @@ fn a_reader_answers_nothing_else() {
     }
     assert_eq!(fs::read(reader.path("f")).unwrap(), b"x");
 }
+
+fn record(kind: u8, path: &str, content: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![kind];
+    bytes.extend(u16::try_from(path.len()).unwrap().to_be_bytes());
+    bytes.extend((content.len() as u64).to_be_bytes());
+    bytes.extend(path.as_bytes());
+    bytes.extend(content);
+    bytes
+}
+
+/// The bundle of two files in the specification, and its digest.
+fn two_files() -> (Vec<u8>, Vec<u8>) {
+    let mut input = record(0, "README.md", b"# hi\n");
+    input.extend(record(1, "bin/run.sh", b"#!/bin/sh\necho ok\n"));
+    let digest = "deedbddc57d3f71a4ba6b2eba2d742007de1b9deb26caf56409e3b54bc1d4b8a";
+    let bytes = (0..32)
+        .map(|at| u8::from_str_radix(&digest[2 * at..2 * at + 2], 16).unwrap())
+        .collect();
+    (input, bytes)
+}
+
+fn seed(guest: &mut Guest, digest: &[u8], input: &[u8]) -> common::Reply {
+    let request = map([("op", text("fs.seed")), ("digest", bin(digest))]);
+    let stream = guest.link.open(&request);
+    guest.link.input(stream, input);
+    guest.link.finish(stream)
+}
+
+#[test]
+fn a_workspace_is_seeded_and_every_byte_is_checked() {
+    both(|guest| {
+        fs::create_dir_all(guest.path("old/deep")).unwrap();
+        symlink("/etc", guest.path("bin")).unwrap();
+        let (mut input, digest) = two_files();
+        input.extend(record(2, "deps", b"/opt/deps"));
+        input.extend(record(3, ".git/HEAD", b"ref: refs/heads/main\n"));
+        let answer = seed(guest, &digest, &input).ok();
+        assert_eq!(
+            (number(&answer, "files"), number(&answer, "bytes")),
+            (2, 23)
+        );
+        assert!(!guest.path("old").exists());
+        assert_eq!(fs::read(guest.path("README.md")).unwrap(), b"# hi\n");
+        let mode = |path| fs::metadata(guest.path(path)).unwrap().permissions().mode() & 0o7777;
+        assert_eq!(
+            (
+                mode("README.md"),
+                mode("bin/run.sh"),
+                mode("bin"),
+                mode(".git/HEAD")
+            ),
+            (0o644, 0o755, 0o755, 0o644)
+        );
+        assert_eq!(
+            fs::read_link(guest.path("deps")).unwrap().to_str(),
+            Some("/opt/deps")
+        );
+    });
+}
+
+#[test]
+fn what_differs_from_its_digest_leaves_an_empty_workspace() {
+    both(|guest| {
+        let (good, digest) = two_files();
+        let mut off: Vec<(Vec<u8>, &str)> = vec![
+            (good.replace(b"# hi\n", b"# ho\n"), "changed"),
+            (good.replace(b"README.md", b"README.mf"), "changed"),
+            (good[..good.len() - 1].to_vec(), "short"),
+            (good[..5].to_vec(), "short"),
+            (Vec::new(), "changed"),
+        ];
+        let mut executable = good.clone();
+        executable[0] = 1;
+        off.push((executable, "changed"));
+        for path in ["../x", "/x", "a//b", "a/./b", ".", ""] {
+            off.push(([good.clone(), record(3, path, b"x")].concat(), "invalid"));
+        }
+        off.push(([good.clone(), record(9, "x", b"x")].concat(), "protocol"));
+        off.push((
+            [good.clone(), record(0, "README.md", b"x")].concat(),
+            "exists",
+        ));
+        off.push((
+            [good.clone(), record(3, "README.md/x", b"x")].concat(),
+            "not_directory",
+        ));
+        // A link of the record before leads nowhere.
+        let link = [record(2, "out", b"/tmp"), record(3, "out/x", b"x")].concat();
+        off.push(([good.clone(), link].concat(), "not_directory"));
+        for (input, code) in off {
+            assert_eq!(seed(guest, &digest, &input).code(), code);
+            assert_eq!(fs::read_dir(guest.path(".")).unwrap().count(), 0);
+        }
+        seed(guest, &digest, &good).ok();
+    });
+}
+
+trait Replace {
+    fn replace(&self, old: &[u8], new: &[u8]) -> Vec<u8>;
+}
+
+impl Replace for Vec<u8> {
+    fn replace(&self, old: &[u8], new: &[u8]) -> Vec<u8> {
+        let at = self
+            .windows(old.len())
+            .position(|part| part == old)
+            .unwrap();
+        [&self[..at], new, &self[at + old.len()..]].concat()
+    }
+}

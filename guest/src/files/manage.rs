@@ -92,17 +92,26 @@ pub fn remove(root: &Root, payload: &[u8], stream: &Stream) -> Result<(), Failur
     if place.is_start() {
         return Err(Failure::new(Code::Invalid, "the workspace itself stays"));
     }
-    let removed = if kind(&place.stat()?) != FileType::Directory {
+    let removed = if request.recursive {
+        remove_any(&place.parent, place.name(), stream)?
+    } else if kind(&place.stat()?) != FileType::Directory {
         unlinkat(&place.parent, place.name(), AtFlags::empty())?;
         1
-    } else if request.recursive {
-        remove_tree(&place.parent, place.name(), stream)?
     } else {
         unlinkat(&place.parent, place.name(), AtFlags::REMOVEDIR)?;
         1
     };
     respond(stream, [], &RemoveAnswer { removed });
     Ok(())
+}
+
+/// Removes what stands there, with everything beneath; returns how much that was.
+pub fn remove_any(parent: &OwnedFd, name: &OsStr, stream: &Stream) -> Result<u64, Failure> {
+    if kind(&statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?) == FileType::Directory {
+        return remove_tree(parent, name, stream);
+    }
+    unlinkat(parent, name, AtFlags::empty())?;
+    Ok(1)
 }
 
 /// A folder that is being emptied.

@@ -5,6 +5,7 @@ mod list;
 mod manage;
 pub mod path;
 mod read;
+mod seed;
 mod tree;
 mod walk;
 mod write;
@@ -151,6 +152,7 @@ fn answer(root: &Root, op: &str, payload: &[u8], stream: &Stream) -> Result<(), 
         "fs.read" => read::read(root, payload, stream),
         "fs.lines" => read::lines(root, payload, stream),
         "fs.write" => write::write(root, payload, stream),
+        "fs.seed" => seed::seed(root, payload, stream),
         "fs.mkdir" => manage::mkdir(root, payload, stream),
         "fs.remove" => manage::remove(root, payload, stream),
         "fs.rename" => manage::rename(root, payload, stream),

@@ -29,6 +29,7 @@ from b4run.workspace.intent import (
     WorkspaceIntent,
     WorkspaceReference,
     create_workspace_intent,
+    workspace_id,
 )
 from b4run.workspace.reading import with_workspace_reader
 
@@ -62,4 +63,5 @@ __all__ = [
     "staged_reference",
     "verify_source_bundle",
     "with_workspace_reader",
+    "workspace_id",
 ]

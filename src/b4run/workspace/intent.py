@@ -92,6 +92,13 @@ class WorkspaceIntent:
         } | shape_dict(self.environment_links, self.baseline)
 
 
+def workspace_id(intent: WorkspaceIntent) -> str:
+    """Return the 40 hex digits that name what a provider makes for `intent`: by installation, operation and binding, not by thread."""
+    binding = intent.environment.binding
+    names = [intent.installation_id, intent.operation_id, binding.provider, binding.scope, binding.account]
+    return hashlib.sha256(compact(["b4-workspace-v1", *names]).encode()).hexdigest()[:40]
+
+
 def create_workspace_intent(
     *,
     operation_id: str,

@@ -28,7 +28,7 @@ def test_cases_are_chosen_by_capability() -> None:
     assert "trees-fork_bomb_is_ended_by_its_deadline-T114" in set(limited) - set(running)
     assert set(plain) < set(running) < set(limited)
     declared = names(run_provider_conformance(name="x", make_provider=fake_sandbox))
-    assert set(declared) - set(plain) == {id for id in declared if id.startswith("readers-")}  # what the fake declares
+    assert set(declared) - set(plain) == {id for id in declared if id.startswith(("readers-", "workspaces-"))}  # what the fake declares
     assert len(running) >= 80
     assert len(set(limited)) == len(limited)
 

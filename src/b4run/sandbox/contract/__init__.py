@@ -46,6 +46,7 @@ from b4run.sandbox.contract.providers import (
     Severity,
     WorkspaceReader,
 )
+from b4run.sandbox.contract.workspaces import ImageProvider, ManagedWorkspaceProvider
 
 __all__ = [
     "DEFAULT_OUTPUT_LIMIT",
@@ -65,11 +66,13 @@ __all__ = [
     "FileReader",
     "FileTree",
     "Finding",
+    "ImageProvider",
     "Job",
     "JobInfo",
     "Leftover",
     "ListingProvider",
     "LogPart",
+    "ManagedWorkspaceProvider",
     "Output",
     "OutputChunk",
     "Preflight",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from b4run.errors import SandboxLost
 from b4run.sandbox.guest.client import GuestClient
 from b4run.sandbox.guest.files import GuestFiles
 from b4run.sandbox.guest.jobs import GuestExec, OomCheck
+from b4run.sandbox.guest.seeding import seed_workspace
+from b4run.workspace import EnvironmentLink
+from b4run.workspace.content import SourceContent
 
 
 class GuestSandbox:
@@ -57,6 +60,10 @@ class GuestSandbox:
             return not any(job.alive for job in await self._exec.jobs())
         except SandboxLost:
             return True
+
+    async def seed(self, content: SourceContent, *, links: Sequence[EnvironmentLink] = (), baseline: bool = False) -> str | None:
+        """Replace the workspace by verified content; return the baseline's commit. Raises: as `seed_workspace`."""
+        return await seed_workspace(self._client, content, links=links, baseline=baseline)
 
     async def aclose(self) -> None:
         """Drop the compute; safe to repeat if the provider's part is."""

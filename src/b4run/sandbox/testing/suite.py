@@ -36,6 +36,7 @@ GROUPS = (
     "load",
     "faults",
     "readers",
+    "workspaces",
 )
 """The modules of `conformance/`."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -58,6 +59,7 @@ class Trial:
         self._run = uuid.uuid4().hex[:12]
         self._numbers = itertools.count(1)
         self._threads: list[str] = []
+        self._last: list[Callable[[], Awaitable[None]]] = []
         self.provider = make_provider()
 
     def thread(self, name: str = "t") -> str:
@@ -75,13 +77,18 @@ class Trial:
         await self.provider.aclose()
         self.provider = self._make()
 
+    def at_the_end(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Have `step` done when the case is over, whatever happened."""
+        self._last.append(step)
+
     async def kill(self, sandbox: SandboxHandle) -> None:
         assert self._kill is not None
         await self._kill(sandbox)
 
     async def clean_up(self) -> None:
         failures: list[Exception] = []
-        steps = [lambda thread_id=thread_id: self.provider.destroy(thread_id) for thread_id in self._threads]
+        steps: list[Callable[[], Awaitable[None]]] = [*self._last]
+        steps += [functools.partial(self.provider.destroy, thread_id) for thread_id in self._threads]
         for step in (*steps, self.provider.aclose):
             try:
                 await step()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from b4run.errors import B4Error, ConfigurationError, PolicyConflict, SandboxUnavailable, WorkspaceMissing
+from b4run.errors import B4Error, ConfigurationError, PolicyConflict, SandboxUnavailable, WorkspaceMissing, WorkspaceUnusable
 from b4run.sandbox.contract import Capability, Leftover, Preflight, SandboxRecord
 from b4run.sandbox.guest import GuestReader, GuestSandbox, guest_binary
 from b4run.sandbox.paths import provider_path
@@ -27,8 +27,22 @@ from b4run.sandbox.providers.bubblewrap.place import Place, inner_user, limits_o
 from b4run.sandbox.providers.bubblewrap.preflight import examine
 from b4run.sandbox.providers.bubblewrap.state import Hold, State, StateUnusable, ThreadFolder
 from b4run.sandbox.scope import check_scope, resource_id
+from b4run.workspace import (
+    Binding,
+    Creation,
+    CreationState,
+    Environment,
+    Provenance,
+    ReadyWorkspace,
+    WorkspaceIntent,
+    WorkspaceReference,
+    workspace_id,
+)
+from b4run.workspace.content import SourceContent
 
 DEFAULT_STATE_DIR = Path(".b4", "sandboxes")
+
+HOST_IDENTITY = "host"
 
 _OWNED_PATHS = ("/proc", "/dev", "/sys", "/etc", "/workspace", "/b4")
 
@@ -87,27 +101,11 @@ class BubblewrapProvider:
             SandboxHeld: another process has it.
             PolicyConflict: it is held here with other launch settings.
         """
-        name = resource_id(self._scope, thread_id)
-        async with self._lock(name):
-            held = self._held.get(name)
-            if held is not None and not held.sandbox.lost:
-                if differing := held.policy.difference(policy):
-                    raise PolicyConflict(thread_id=thread_id, reason=", ".join(differing))
-                return held.sandbox
-            if held is not None:
-                await self._drop(name)
-            try:
-                return await self._start(name, thread_id, policy)
-            except SandboxUnavailable:
-                raise
-            except (B4Error, CgroupFailed, OSError) as error:
-                raise SandboxUnavailable(thread_id=thread_id, reason=_explain(error)) from error
+        return await self._acquire(resource_id(self._scope, thread_id), thread_id, policy)
 
     async def release(self, thread_id: str) -> None:
         """End the thread's compute if this provider runs it; keep the files."""
-        name = resource_id(self._scope, thread_id)
-        async with self._lock(name):
-            await self._drop(name)
+        await self._release(resource_id(self._scope, thread_id))
 
     async def destroy(self, thread_id: str) -> None:
         """End the thread's compute and remove its files; an interrupted removal is finished by the next one.
@@ -116,29 +114,11 @@ class BubblewrapProvider:
             SandboxHeld: another process has it.
             SandboxUnavailable: something of it cannot be removed.
         """
-        name = resource_id(self._scope, thread_id)
-        async with self._lock(name):
-            try:
-                await self._drop(name)
-                self._state.prepare()
-                await uninterrupted(self._remove(name, self._state.hold(name, thread_id)))
-            except (StateUnusable, CgroupFailed, OSError) as error:
-                raise SandboxUnavailable(thread_id=thread_id, reason=f"it was not removed ({_explain(error)})") from error
-
-    async def _remove(self, name: str, hold: Hold) -> None:
-        gone = False
-        try:
-            await self._sweep_groups(hold)
-            self._state.bury(name)
-            await asyncio.to_thread(self._state.sweep, name)
-            gone = True
-        finally:
-            hold.close(forget=gone)
-        await asyncio.to_thread(self._state.tidy)
+        await self._destroy(resource_id(self._scope, thread_id), thread_id)
 
     async def aclose(self) -> None:
         """Release every thread that this provider holds."""
-        results = await asyncio.gather(*(self._release_by_name(name) for name in list(self._held)), return_exceptions=True)
+        results = await asyncio.gather(*(self._release(name) for name in list(self._held)), return_exceptions=True)
         failures = [result for result in results if isinstance(result, BaseException)]
         if failures:
             raise failures[0]
@@ -150,17 +130,56 @@ class BubblewrapProvider:
             WorkspaceMissing: the thread has no files in this state directory.
             SandboxUnavailable: the reader cannot be made.
         """
-        policy = SandboxPolicy(network=Deny(), security=Security(run_as_non_root=run_as_non_root))
+        name = resource_id(self._scope, thread_id)
+        if not self._state.has(name):
+            # A managed workspace is named by its creation; who has no record of it finds it by its thread.
+            found = [record.resource_id for record in await asyncio.to_thread(self._records) if record.thread_id == thread_id]
+            if len(found) == 1:
+                name = found[0]
+        return await self._open_reader(name, thread_id, run_as_non_root)
+
+    # Managed workspaces
+
+    async def resolve_environment(self) -> Environment:
+        """Return the host itself: its programs change when the host is brought up to date, and a workspace lives on."""
+        return Environment(Binding(self.name, self._scope), HOST_IDENTITY)
+
+    async def inspect_creation(self, intent: WorkspaceIntent) -> Creation:
+        """A folder that is not known to be ready is filled anew: it has been nobody's yet."""
         try:
-            folder = self._state.find(resource_id(self._scope, thread_id))
-            if folder is None:
-                raise WorkspaceMissing(thread_id=thread_id)
-            self._state.check_owner(folder)
-            return await open_reader(replace(self._place(folder, policy), reader=True), policy, thread_id)
-        except SandboxUnavailable:
-            raise
-        except (B4Error, OSError) as error:
-            raise SandboxUnavailable(thread_id=thread_id, reason=_explain(error)) from error
+            return Creation(CreationState.PENDING if self._state.has(workspace_id(intent)) else CreationState.ABSENT)
+        except OSError as error:
+            return Creation(CreationState.UNKNOWN, reason=_explain(error))
+
+    async def create_workspace(self, intent: WorkspaceIntent, content: SourceContent, policy: SandboxPolicy) -> ReadyWorkspace:
+        name = workspace_id(intent)
+        await self._release(name)
+        sandbox = await self._acquire(name, intent.thread_id, policy)
+        commit = await sandbox.seed(content, links=intent.environment_links, baseline=intent.baseline == "git")
+        reference = WorkspaceReference.to(intent, {"folder": name})
+        return ReadyWorkspace(reference, Provenance(content.digest, intent.environment, commit))
+
+    async def connect_workspace(self, intent: WorkspaceIntent, policy: SandboxPolicy) -> GuestSandbox:
+        name = workspace_id(intent)
+        if not self._state.has(name):
+            raise WorkspaceUnusable(
+                thread_id=intent.thread_id,
+                lifecycle="lost",
+                reason="its folder is not in the state directory",
+                remedy="Delete the thread; its files were removed from outside.",
+            )
+        return await self._acquire(name, intent.thread_id, policy)
+
+    async def release_workspace(self, intent: WorkspaceIntent) -> None:
+        await self._release(workspace_id(intent))
+
+    async def destroy_workspace(self, intent: WorkspaceIntent) -> None:
+        await self._destroy(workspace_id(intent), intent.thread_id)
+
+    async def open_managed_reader(self, intent: WorkspaceIntent, *, run_as_non_root: bool | User = True) -> GuestReader:
+        return await self._open_reader(workspace_id(intent), intent.thread_id, run_as_non_root)
+
+    # Everything of a scope
 
     async def list_sandboxes(self) -> Sequence[SandboxRecord]:
         """Return the recorded threads of this scope; one whose record is damaged has no `thread_id`."""
@@ -182,6 +201,22 @@ class BubblewrapProvider:
     def _lock(self, name: str) -> asyncio.Lock:
         """One at a time per thread; kept only while somebody uses it."""
         return self._locks.setdefault(name, asyncio.Lock())
+
+    async def _acquire(self, name: str, thread_id: str, policy: SandboxPolicy) -> GuestSandbox:
+        async with self._lock(name):
+            held = self._held.get(name)
+            if held is not None and not held.sandbox.lost:
+                if differing := held.policy.difference(policy):
+                    raise PolicyConflict(thread_id=thread_id, reason=", ".join(differing))
+                return held.sandbox
+            if held is not None:
+                await self._drop(name)
+            try:
+                return await self._start(name, thread_id, policy)
+            except SandboxUnavailable:
+                raise
+            except (B4Error, CgroupFailed, OSError) as error:
+                raise SandboxUnavailable(thread_id=thread_id, reason=_explain(error)) from error
 
     async def _start(self, name: str, thread_id: str, policy: SandboxPolicy) -> GuestSandbox:
         for finding in controls.refusals(policy, self._pasta):
@@ -224,9 +259,42 @@ class BubblewrapProvider:
         finally:
             held.hold.close()
 
-    async def _release_by_name(self, name: str) -> None:
+    async def _release(self, name: str) -> None:
         async with self._lock(name):
             await self._drop(name)
+
+    async def _destroy(self, name: str, thread_id: str) -> None:
+        async with self._lock(name):
+            try:
+                await self._drop(name)
+                self._state.prepare()
+                await uninterrupted(self._remove(name, self._state.hold(name, thread_id)))
+            except (StateUnusable, CgroupFailed, OSError) as error:
+                raise SandboxUnavailable(thread_id=thread_id, reason=f"it was not removed ({_explain(error)})") from error
+
+    async def _remove(self, name: str, hold: Hold) -> None:
+        gone = False
+        try:
+            await self._sweep_groups(hold)
+            self._state.bury(name)
+            await asyncio.to_thread(self._state.sweep, name)
+            gone = True
+        finally:
+            hold.close(forget=gone)
+        await asyncio.to_thread(self._state.tidy)
+
+    async def _open_reader(self, name: str, thread_id: str, run_as_non_root: bool | User) -> GuestReader:
+        policy = SandboxPolicy(network=Deny(), security=Security(run_as_non_root=run_as_non_root))
+        try:
+            folder = self._state.find(name)
+            if folder is None:
+                raise WorkspaceMissing(thread_id=thread_id)
+            self._state.check_owner(folder)
+            return await open_reader(replace(self._place(folder, policy), reader=True), policy, thread_id)
+        except SandboxUnavailable:
+            raise
+        except (B4Error, CgroupFailed, OSError) as error:
+            raise SandboxUnavailable(thread_id=thread_id, reason=_explain(error)) from error
 
     async def _sweep_groups(self, hold: Hold) -> None:
         """Remove what a holder left behind that was killed together with its launcher."""

@@ -206,22 +206,23 @@ class State:
                     self.sweep(resource_id)
                     removed.append(path.name)
                 finally:
-                    hold.close(forget=not self._is_there(resource_id))
+                    hold.close(forget=not self.has(resource_id))
         return removed + remove_older(self.path, f"{_DRAFT}*", _DRAFT_SECONDS)
 
     def abandoned(self) -> Iterator[Hold]:
         """Give out, one after the other, the locks whose holder died or whose thread is gone; each is given up at the next."""
         for path in sorted((self.path / "locks").iterdir()):
             with suppress(SandboxHeld, FileNotFoundError):
-                if not path.stat().st_size and self._is_there(path.name):
+                if not path.stat().st_size and self.has(path.name):
                     continue
                 hold = self.hold(path.name, path.name)
                 try:
                     yield hold
                 finally:
-                    hold.close(forget=not self._is_there(path.name))
+                    hold.close(forget=not self.has(path.name))
 
-    def _is_there(self, resource_id: str) -> bool:
+    def has(self, resource_id: str) -> bool:
+        """Whether a thread is recorded, be its record readable or not."""
         return (self.path / resource_id).exists()
 
     def resource_ids(self) -> list[str]:

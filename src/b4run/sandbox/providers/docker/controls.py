@@ -18,6 +18,8 @@ CAPABILITIES = frozenset(
         Capability.PIDS_LIMIT,
         Capability.PERSISTENT,
         Capability.READER,
+        Capability.MANAGED_WORKSPACES,
+        Capability.IMAGE_RESOLUTION,
     }
 )
 

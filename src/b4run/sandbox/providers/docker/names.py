@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from b4run.sandbox.scope import resource_id
+from b4run.workspace import WorkspaceIntent, workspace_id
 
 LABEL_SANDBOX = "b4.sandbox"
 """On session containers and workspace volumes: the resource id of their thread."""
@@ -11,6 +12,8 @@ LABEL_IDENTITY = "b4.sandbox.identity"
 LABEL_SCOPE = "b4.sandbox.scope"
 """On containers and volumes: the scope, so that a provider lists its own only."""
 LABEL_THREAD = "b4.sandbox.thread"
+LABEL_OPERATION = "b4.workspace.operation"
+"""On what belongs to a managed workspace: the id of its creation."""
 LABEL_OWNED_IMAGE = "b4.sandbox.owned-image"
 """On derived images: the id of the image that they add an owned workspace folder to."""
 LABEL_READER = "b4.sandbox.reader"
@@ -20,17 +23,29 @@ LABEL_GUEST = "b4.guest"
 
 
 class ThreadNames:
-    """The names of one thread's resources."""
+    """The names of one thread's resources. `intent`: they are those of a managed workspace, named by its creation."""
 
-    def __init__(self, scope: str, thread_id: str) -> None:
+    def __init__(self, scope: str, thread_id: str, intent: WorkspaceIntent | None = None) -> None:
+        self.operation_id = intent.operation_id if intent else None
+        self._name(scope, thread_id, workspace_id(intent) if intent else resource_id(scope, thread_id))
+
+    @classmethod
+    def found(cls, scope: str, thread_id: str, id: str) -> ThreadNames:
+        """Return the names of what the engine has under `id`."""
+        names = cls(scope, thread_id)
+        names._name(scope, thread_id, id)
+        return names
+
+    def _name(self, scope: str, thread_id: str, id: str) -> None:
         self.scope = scope
         self.thread_id = thread_id
-        self.id = resource_id(scope, thread_id)
+        self.id = id
         self.container = f"b4-sbx-{self.id}"
         self.volume = f"b4-sbx-vol-{self.id}"
 
     def labels(self) -> dict[str, str]:
-        return {LABEL_SANDBOX: self.id, LABEL_SCOPE: self.scope, LABEL_THREAD: self.thread_id}
+        managed = {LABEL_OPERATION: self.operation_id} if self.operation_id else {}
+        return {LABEL_SANDBOX: self.id, LABEL_SCOPE: self.scope, LABEL_THREAD: self.thread_id} | managed
 
 
 def guest_volume_name(digest: str) -> str:
