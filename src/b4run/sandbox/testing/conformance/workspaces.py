@@ -102,7 +102,7 @@ async def workspace_is_exactly_its_source(trial: Trial) -> None:
 @case(needs=(*MANAGED, Capability.EXEC))
 async def agent_owns_what_it_finds(trial: Trial) -> None:
     sandbox = await (await _Managed.make(trial)).create()
-    script = "bin/run.sh && echo more >> README.md && mkdir bin/new && rm bin/run.sh && cat README.md && ls deps/tools | head -c1 | wc -c"
+    script = "bin/run.sh && echo more >> README.md && mkdir bin/new && rm bin/run.sh && cat README.md && test -x deps/tools/env && echo 1"
     result = await sandbox.exec.run(script)
     assert (result.exit_code, result.stdout.split()) == (0, ["ok", "#", "hi", "more", "1"]), result.stderr
 
