@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 from aiodocker import Docker
-from aiodocker.exceptions import DockerError
+from aiodocker.exceptions import DockerContextInvalidError, DockerError
 from aiodocker.execs import Exec
 from aiodocker.stream import Stream
 from aiohttp import ClientError, ClientTimeout
@@ -55,7 +55,9 @@ class Engine:
         if self._client is None:
             try:
                 self._client = Docker(url=self._url, context=self._context, timeout=ClientTimeout(sock_connect=10))
-            except (ValueError, AssertionError, OSError) as error:
+            except DockerContextInvalidError as error:
+                raise EngineUnreachable(reason=f"there is no usable Docker context {error.context_name!r}") from error
+            except (DockerError, ValueError, AssertionError, OSError) as error:
                 raise EngineUnreachable(reason="no engine is configured here and no socket was found") from error
         return self._client
 
