@@ -45,7 +45,7 @@ docs: $(VENV)/.installed ## write the generated pages again
 
 lock: $(VENV)/.installed ## resolve the requirement files again
 	for set in "runtime.txt" "dev.txt --group dev"; do \
-	  $(BIN)/uv pip compile pyproject.toml --extra bubblewrap --extra docker --universal --python-version 3.11 --generate-hashes --upgrade \
+	  $(BIN)/uv pip compile pyproject.toml --extra bubblewrap --extra docker --extra postgres --universal --python-version 3.11 --generate-hashes --upgrade \
 	    --no-header --no-annotate --no-emit-index-url --quiet -o requirements/$$set || exit 1; done
 
 clean: ## remove what was built here

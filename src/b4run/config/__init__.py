@@ -2,8 +2,10 @@
 
 from b4run.config.issues import ConfigInvalid, Issue
 from b4run.config.loading import CONFIG_FILE, LoadedConfig, find_root, load_config
-from b4run.config.models import Config, Permissions, Rules, Sandbox, Staging
+from b4run.config.models import Config, Permissions, Rules, Sandbox, Staging, ThreadPermissions
+from b4run.config.thread import ThreadContext, ThreadPolicy, ThreadSandbox
 from b4run.sandbox.policy import Allow, Deny, Resources, Security, User
+from b4run.workspace import ExtraFile, WorkspaceDefinition, WorkspaceSource
 
 __all__ = [
     "CONFIG_FILE",
@@ -11,6 +13,7 @@ __all__ = [
     "Config",
     "ConfigInvalid",
     "Deny",
+    "ExtraFile",
     "Issue",
     "LoadedConfig",
     "Permissions",
@@ -19,7 +22,13 @@ __all__ = [
     "Sandbox",
     "Security",
     "Staging",
+    "ThreadContext",
+    "ThreadPermissions",
+    "ThreadPolicy",
+    "ThreadSandbox",
     "User",
+    "WorkspaceDefinition",
+    "WorkspaceSource",
     "find_root",
     "load_config",
 ]

@@ -147,10 +147,9 @@ class Rules(StrictModel):
         return RuleLists({Key(key): patterns for key, patterns in self})
 
 
-class Permissions(StrictModel):
-    """What calls are free, refused, or asked about. `B4_PERMISSIONS_MODE` overrides `mode` for one process."""
+class ThreadPermissions(StrictModel):
+    """Lists of what is free and what is refused. A thread's own `allow` stands in place of the app's, its `deny` beside it."""
 
-    mode: Literal["interactive", "non-interactive", "bypass"] = "interactive"
     allow: Rules = Field(default_factory=Rules)
     deny: Rules = Field(default_factory=Rules)
 
@@ -166,6 +165,12 @@ class Permissions(StrictModel):
         if faults:
             raise ValueError("; ".join(faults))
         return rules
+
+
+class Permissions(ThreadPermissions):
+    """What calls are free, refused, or asked about. `B4_PERMISSIONS_MODE` overrides `mode` for one process."""
+
+    mode: Literal["interactive", "non-interactive", "bypass"] = "interactive"
 
 
 class Config(StrictModel):

@@ -11,11 +11,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from b4run.storage.database import Storage, app_storage_url, open_storage, state_folder
     from b4run.storage.grants import SqlGrantStore
+    from b4run.storage.workspaces import RecordChanged, RecordState, SqlWorkspaceStore, WorkspaceRecord
 
-__all__ = ["SqlGrantStore", "Storage", "app_storage_url", "open_storage", "state_folder"]
+__all__ = [
+    "RecordChanged",
+    "RecordState",
+    "SqlGrantStore",
+    "SqlWorkspaceStore",
+    "Storage",
+    "WorkspaceRecord",
+    "app_storage_url",
+    "open_storage",
+    "state_folder",
+]
+_MODULES = {
+    "SqlGrantStore": "grants",
+    "RecordChanged": "workspaces",
+    "RecordState": "workspaces",
+    "SqlWorkspaceStore": "workspaces",
+    "WorkspaceRecord": "workspaces",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{'grants' if name == 'SqlGrantStore' else 'database'}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'database')}"), name)

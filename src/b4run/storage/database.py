@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, event, inspect, text
+from sqlalchemy import Connection, event, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from b4run.errors import StorageUnusable
 from b4run.storage.grants import SqlGrantStore
+from b4run.storage.locks import named_lock
 from b4run.storage.tables import HEAD
+from b4run.storage.workspaces import SqlWorkspaceStore
+
+DATABASE_VARIABLE = "B4_DATABASE_URL"
+"""Where the app's records are kept, if not in its `.b4`; holds a password, so it is no key of `b4_config.py`."""
 
 BUSY_TIMEOUT_MS = 10_000
 """How long a process waits for another one's write."""
+
+_DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg", "sqlite": "sqlite+aiosqlite"}
+"""The asynchronous driver for a URL that names none."""
 
 _MIGRATION_LOCK = 0x62347275
 """Any number that nothing else in a PostgreSQL database locks by."""
@@ -33,6 +42,14 @@ class Storage:
     @cached_property
     def grants(self) -> SqlGrantStore:
         return SqlGrantStore(self.engine)
+
+    @cached_property
+    def workspaces(self) -> SqlWorkspaceStore:
+        return SqlWorkspaceStore(self.engine)
+
+    def lock(self, name: str, *, deadline_s: float) -> AbstractAsyncContextManager[None]:
+        """Keep other processes on this database away from what `name` stands for. Raises: as `named_lock`."""
+        return named_lock(self.engine, name, deadline_s=deadline_s)
 
 
 def state_folder(app_root: Path) -> Path:
@@ -49,7 +66,9 @@ def state_folder(app_root: Path) -> Path:
 
 
 def app_storage_url(app_root: Path) -> str:
-    """Return the URL of the app's own SQLite database, making its folder."""
+    """Return the URL of the app's database: `B4_DATABASE_URL`, or SQLite in the app's `.b4`, whose folder is made."""
+    if url := os.environ.get(DATABASE_VARIABLE):
+        return url
     return f"sqlite+aiosqlite:///{state_folder(app_root) / 'b4.sqlite'}"
 
 
@@ -79,7 +98,9 @@ async def open_storage(url: str) -> AsyncIterator[Storage]:
 
 def _engine(url: str) -> AsyncEngine:
     try:
-        engine = create_async_engine(url)
+        parsed = make_url(url)
+        driver = _DRIVERS.get(parsed.drivername)
+        engine = create_async_engine(parsed.set(drivername=driver) if driver else parsed)
     except ArgumentError as error:
         raise StorageUnusable(reason="its URL is no database URL") from error
     except ImportError as error:
@@ -93,7 +114,7 @@ def _engine(url: str) -> AsyncEngine:
 def _set_up_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None
     cursor = connection.cursor()
-    for pragma in (f"busy_timeout={BUSY_TIMEOUT_MS}", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+    for pragma in (f"busy_timeout={BUSY_TIMEOUT_MS}", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
 
