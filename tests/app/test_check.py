@@ -120,9 +120,27 @@ async def test_a_resolver_is_never_called(make_app: MakeApp, tmp_path: Path) -> 
         "provider =", "async def decide(thread):\n    open('called', 'w')\n\nprovider =", 1
     )
     report = await check_app(make_app({"b4_config.py": text}))
-    assert [issue.key for issue in report.issues] == ["sandbox.thread"]
-    assert "has no managed workspaces" in report.issues[0].message
+    assert report.issues == ()
+    assert report.workspace == "workspace, image and policy are resolved per thread"
     assert not (tmp_path / "called").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("workspace=decide", "managed workspace is resolved per thread"),
+        (
+            "workspace={'source': {'directory': 'task', 'include': ['a', 'b']}}",
+            "each thread starts from 2 files of 'task' in a fake sandbox",
+        ),
+    ],
+)
+async def test_how_a_workspace_is_decided_is_told(make_app: MakeApp, more: str, told: str) -> None:
+    text = CONFIG.format(preflight="return Preflight()", more=f"network=Deny(), {more}").replace(
+        "provider =", "async def decide(thread): ...\n\nprovider =", 1
+    )
+    report = await check_app(make_app({"b4_config.py": text}))
+    assert (report.issues, report.workspace) == ((), told)
 
 
 @pytest.mark.parametrize(

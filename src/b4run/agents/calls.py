@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from b4run.agents.events import Event
 from b4run.agents.gated_files import GatedFiles
 from b4run.agents.gating import CallGate
-from b4run.permissions import PermissionGate
+from b4run.permissions import PermissionGate, ThreadRules
 from b4run.sandbox.contract import SandboxHandle
 
 
@@ -22,6 +22,8 @@ class RunContext:
     permissions: PermissionGate
     can_ask: bool
     route: str
+    rules: ThreadRules | None = None
+    """The thread's own permissions; a subagent has its parent's."""
     name: str = ""
     depth: int = 0
     call_id: str | None = None
@@ -45,7 +47,7 @@ class Call:
         extra = {"threadId": run.thread_id, "toolCallId": call_id}
         if run.call_id is not None:
             extra["callId"] = run.call_id
-        gate = CallGate(run.permissions, run.thread_id, run.can_ask, extra)
+        gate = CallGate(run.permissions, run.thread_id, run.can_ask, extra, run.rules)
         return cls(run, call_id, tool, gate, GatedFiles(run.sandbox.files, gate), emit)
 
 

@@ -13,9 +13,11 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
+from b4run.sandbox.contract import Cause, FileKind
+
 _BUSY_TIMEOUT_S = 30.0
 
-_KEPT_TYPES = (("b4run.sandbox.contract", "Cause"), ("b4run.sandbox.contract", "FileKind"))
+_KEPT_TYPES = tuple((kind.__module__, kind.__name__) for kind in (Cause, FileKind))
 """What the artifacts of tool messages hold beside plain values; nothing else of ours is read back."""
 
 

@@ -11,7 +11,7 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.types import interrupt
 
 from b4run.errors import ResumeRefused
-from b4run.permissions import GrantScope, Outcome, PermissionGate, Reason, Request, interrupt_payload, refusal
+from b4run.permissions import GrantScope, Outcome, PermissionGate, Reason, Request, ThreadRules, interrupt_payload, refusal
 
 logger = logging.getLogger("b4run.agents")
 
@@ -59,6 +59,8 @@ class CallGate:
     thread_id: str
     can_ask: bool
     extra: Mapping[str, Any]
+    rules: ThreadRules | None = None
+    """The thread's own, where it has some."""
     pause: GraphBubbleUp | None = None
     """Set once the call has to wait; a tool that swallows the exception is paused all the same."""
     _answers: list[Mapping[str, Any]] = field(default_factory=list)
@@ -69,7 +71,7 @@ class CallGate:
         Raises:
             PermissionRefused: a rule, a person, or the lack of one says no.
         """
-        decision = await self.permissions.decide(request, thread_id=self.thread_id)
+        decision = await self.permissions.decide(request, thread_id=self.thread_id, thread=self.rules)
         if decision.outcome is Outcome.DENY:
             raise refusal(request, decision.reason, rule=decision.rule)
         if decision.outcome is Outcome.ASK:
@@ -77,7 +79,7 @@ class CallGate:
 
     async def refuse_denied(self, request: Request) -> None:
         """Raise PermissionRefused if a rule denies it; what no rule knows goes on."""
-        decision = await self.permissions.decide(request, thread_id=self.thread_id)
+        decision = await self.permissions.decide(request, thread_id=self.thread_id, thread=self.rules)
         if decision.reason is Reason.DENIED:
             raise refusal(request, decision.reason, rule=decision.rule)
 
@@ -102,7 +104,12 @@ class CallGate:
 
     async def _remember(self, request: Request, answer: Mapping[str, Any]) -> None:
         warning = await self.permissions.remember(
-            request, thread_id=self.thread_id, scope=GrantScope(answer["scope"]), pattern=answer["pattern"], granted_by="user"
+            request,
+            thread_id=self.thread_id,
+            thread=self.rules,
+            scope=GrantScope(answer["scope"]),
+            pattern=answer["pattern"],
+            granted_by="user",
         )
         if warning is not None:
             logger.warning(warning, extra={"event": "permission.not_kept", "thread_id": self.thread_id})

@@ -22,12 +22,15 @@ from b4run.agents.following import Graph, Said, follow
 from b4run.agents.gating import Answer
 from b4run.agents.loop import Loops
 from b4run.errors import ResumeRefused, RouteUnknown
-from b4run.permissions import PermissionGate
+from b4run.permissions import PermissionGate, ThreadRules
 from b4run.sandbox.contract import SandboxHandle
 
 __all__ = ["AgentRuntime", "Answer", "Leases", "RunResult"]
 
 OnEvent = Callable[[Event], Awaitable[None] | None]
+
+RulesOf = Callable[[str], Awaitable[ThreadRules | None]]
+"""Gives a thread's own permissions, once its sandbox is there."""
 
 _GRAPH_STEPS = 25
 
@@ -59,7 +62,7 @@ class AgentRuntime:
     """Runs turns of conversations on an app's routes. Turns of different threads may run at once, those of one thread one by one.
 
     `model`, a chat model, stands in for the one that every agent names. `command_timeout_ms` bounds each `runBash`. With `can_ask`
-    False nobody is there to be asked: what would pause the run is refused.
+    False nobody is there to be asked: what would pause the run is refused. `rules_of` gives the permissions of threads that have their own.
     """
 
     def __init__(
@@ -72,12 +75,14 @@ class AgentRuntime:
         model: Any = None,
         command_timeout_ms: int | None = None,
         can_ask: bool = True,
+        rules_of: RulesOf | None = None,
     ) -> None:
         self._routes = routes
         self._sandboxes = sandboxes
         self._permissions = permissions
         self._checkpointer = checkpointer if checkpointer is not None else memory_checkpoints()
         self._can_ask = can_ask
+        self._rules_of = rules_of
         self._loops = Loops(model=model, command_timeout_ms=command_timeout_ms, checkpointer=self._checkpointer)
 
     async def run(self, route: str, input: Any, *, thread_id: str, on_event: OnEvent | None = None) -> RunResult:
@@ -146,7 +151,8 @@ class AgentRuntime:
             context, steps = None, _GRAPH_STEPS
             if entry.kind == "agent":
                 permissions = replace(self._permissions, workspace_root=sandbox.workspace_root)
-                context, steps = RunContext(thread_id, sandbox, permissions, self._can_ask, route), entry.entry.recursion_limit
+                rules = await self._rules_of(thread_id) if self._rules_of is not None else None
+                context, steps = RunContext(thread_id, sandbox, permissions, self._can_ask, route, rules), entry.entry.recursion_limit
             async with aclosing(follow(graph, input, _config(thread_id) | {"recursion_limit": steps}, context)) as events:
                 async for event in events:
                     if isinstance(event, Said):

@@ -136,4 +136,12 @@ def _failed(key: str, message: str, hint: str) -> Issue:
 def _workspace(config: Config, root: Path) -> str:
     if config.sandbox is None:
         return f"tools work on {root / LOCAL_WORKSPACE} of this host, without a sandbox"
+    if config.sandbox.thread is not None:
+        return "workspace, image and policy are resolved per thread"
+    if callable(config.sandbox.workspace):
+        return "managed workspace is resolved per thread"
+    if config.sandbox.workspace is not None:
+        source = config.sandbox.workspace.source
+        files = f"{len(source.include) + len(source.files)} files of {source.directory!r}"
+        return f"each thread starts from {files} in a {config.sandbox.provider.name} sandbox"
     return f"each thread has an empty workspace of its own in a {config.sandbox.provider.name} sandbox"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -10,12 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from b4run.agents import AgentRuntime, Route, local_workspace, open_checkpoints
+from b4run.agents.runtime import RulesOf
 from b4run.app.check import LOCAL_WORKSPACE
 from b4run.app.entries import load_routes
-from b4run.config import Config, Issue, find_root, load_config
-from b4run.permissions import PermissionGate, mode_in_force
+from b4run.config import Config, Issue, LoadedConfig, find_root, load_config
+from b4run.errors import ConfigurationError
+from b4run.permissions import PermissionGate, ThreadRules, mode_in_force
 from b4run.sandbox import SandboxProvider, SandboxSupervisor
+from b4run.sandbox.contract import ManagedWorkspaceProvider
 from b4run.storage import Storage, app_storage_url, open_storage, state_folder
+from b4run.threads import ManagedWorkspaces, WorkspaceResolver
+from b4run.threads.workspaces import MetadataOf
+from b4run.workspace import WorkspaceDefinition
 
 CHECKPOINTS_FILE = "checkpoints.sqlite"
 
@@ -36,13 +43,19 @@ class App:
 
 @asynccontextmanager
 async def open_app(
-    start: str | os.PathLike[str] | None = None, *, model: Any = None, provider: SandboxProvider | None = None, can_ask: bool = True
+    start: str | os.PathLike[str] | None = None,
+    *,
+    model: Any = None,
+    provider: SandboxProvider | None = None,
+    can_ask: bool = True,
+    metadata_of: MetadataOf | None = None,
 ) -> AsyncIterator[App]:
     """Open the app at or above `start` (default: the current folder) for the length of the block.
 
     `model`, a chat model, stands in for every agent's; `provider` for the configured one. With `can_ask` False a call that needs an
-    approval is refused. Nothing is created before configuration and routes are known to be usable. At the end warm compute is
-    released; conversations and workspaces stay in `.b4/`.
+    approval is refused. `metadata_of` gives what a thread was created with, which resolvers are told. Nothing is created before
+    configuration and routes are known to be usable. Workspaces that a crash left half made or half removed are finished in the
+    background. At the end warm compute is released; conversations and workspaces stay in `.b4/`.
 
     Raises:
         AppInvalid, AppFileBroken, ConfigInvalid: the app cannot be used; says every reason.
@@ -55,7 +68,10 @@ async def open_app(
     async with AsyncExitStack() as stack:
         storage = await stack.enter_async_context(open_storage(app_storage_url(loaded.root)))
         checkpoints = await stack.enter_async_context(open_checkpoints(state_folder(loaded.root) / CHECKPOINTS_FILE))
-        sandboxes = await stack.enter_async_context(_sandboxes(loaded.root, config, provider))
+        managed = manage(loaded, storage, provider, metadata_of)
+        sandboxes = await stack.enter_async_context(_sandboxes(loaded.root, config, managed or provider))
+        if managed is not None:
+            stack.push_async_callback(_ended, asyncio.create_task(managed.keep_recovering()))
         gate = PermissionGate(mode, allow=permissions.allow.lists, deny=permissions.deny.lists, grants=storage.grants)
         runtime = AgentRuntime(
             routes,
@@ -65,8 +81,38 @@ async def open_app(
             model=model,
             command_timeout_ms=config.sandbox.resources.timeout_ms if config.sandbox else None,
             can_ask=can_ask,
+            rules_of=None if managed is None else _rules_of(managed),
         )
         yield App(loaded.root, config, loaded.warnings, routes, runtime, sandboxes, gate, storage)
+
+
+def manage(
+    loaded: LoadedConfig, storage: Storage, provider: SandboxProvider | None = None, metadata_of: MetadataOf | None = None
+) -> ManagedWorkspaces | None:
+    """Return what decides and records the threads' workspaces; None when the app does not say what they start from."""
+    sandbox = loaded.config.sandbox
+    if sandbox is None or (sandbox.workspace is None and sandbox.thread is None):
+        return None
+    if isinstance(sandbox.workspace, WorkspaceDefinition):
+        resolver = WorkspaceResolver(loaded.root, sandbox.workspace)
+    else:
+        resolver = WorkspaceResolver(loaded.root, decide=sandbox.thread or sandbox.workspace, everything=sandbox.thread is not None)
+    used = provider or sandbox.provider
+    if not isinstance(used, ManagedWorkspaceProvider):
+        raise ConfigurationError(reason=f"provider {used.name!r} has no managed workspaces, and the app's threads start from one")
+    return ManagedWorkspaces(used, storage, resolver, policy=sandbox.policy, metadata_of=metadata_of)
+
+
+def _rules_of(managed: ManagedWorkspaces) -> RulesOf:
+    async def rules_of(thread_id: str) -> ThreadRules | None:
+        return (await managed.settings(thread_id)).rules
+
+    return rules_of
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
 
 
 def _sandboxes(root: Path, config: Config, provider: SandboxProvider | None) -> SandboxSupervisor:

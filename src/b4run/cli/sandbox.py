@@ -101,7 +101,7 @@ def _exec(options: argparse.Namespace) -> int:
 async def _run(options: argparse.Namespace, words: list[str]) -> ExecResult:
     deadline_ms = None if options.timeout is None else round(options.timeout * 1_000)
     stdin = None if options.no_stdin else piped_stdin()
-    async with open_target(options) as target, open_sandbox(target.provider, thread_id=options.thread, policy=target.policy) as sandbox:
+    async with open_target(options) as target, open_sandbox(target.threads, thread_id=options.thread, policy=target.policy) as sandbox:
         stream = sandbox.exec.stream(words[0] if len(words) == 1 else words, stdin=stdin, deadline_ms=deadline_ms)
         try:
             async for chunk in stream:
@@ -148,16 +148,18 @@ async def _existing(options: argparse.Namespace) -> AsyncIterator[FileReader]:
     """Look at the thread's files if it has any, beside its sandbox where the provider can: looking must not make what is not there."""
     async with open_target(options) as target:
         await _require(target, options.thread)
-        if isinstance(target.provider, ReaderProvider):
-            reader = await target.provider.open_workspace_reader(options.thread, run_as_non_root=target.policy.security.run_as_non_root)
+        if isinstance(target.threads, ReaderProvider):
+            reader = await target.threads.open_workspace_reader(options.thread, run_as_non_root=target.policy.security.run_as_non_root)
             async with aclosing(reader):
                 yield reader
         else:
-            async with open_sandbox(target.provider, thread_id=options.thread, policy=target.policy) as sandbox:
+            async with open_sandbox(target.threads, thread_id=options.thread, policy=target.policy) as sandbox:
                 yield sandbox.files
 
 
 async def _require(target: Target, thread_id: str) -> None:
+    if target.managed is not None and await target.managed.knows(thread_id):
+        return
     if isinstance(target.provider, ListingProvider) and all(record.thread_id != thread_id for record in await _list(target)):
         raise SandboxMissing(thread_id=thread_id)
 
@@ -174,7 +176,7 @@ def _rm(options: argparse.Namespace) -> int:
 async def _destroy(options: argparse.Namespace) -> None:
     async with open_target(options) as target:
         await _require(target, options.thread)
-        await target.provider.destroy(options.thread)
+        await target.threads.destroy(options.thread)
 
 
 def _prune(options: argparse.Namespace) -> int:

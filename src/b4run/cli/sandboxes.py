@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from b4run.cli.parser import Parser
 from b4run.errors import AppInvalid, ConfigurationError
 from b4run.sandbox.contract import SandboxProvider
 from b4run.sandbox.policy import Deny, SandboxPolicy
+
+if TYPE_CHECKING:
+    from b4run.config import LoadedConfig
+    from b4run.threads import ManagedWorkspaces
 
 
 class NoSandbox(ConfigurationError):
@@ -32,6 +37,13 @@ class Target:
 
     provider: SandboxProvider
     policy: SandboxPolicy
+    app: LoadedConfig | None = None
+    managed: ManagedWorkspaces | None = None
+
+    @property
+    def threads(self) -> SandboxProvider:
+        """What threads are acquired and removed through: the provider itself, or the records of managed workspaces before it."""
+        return self.managed or self.provider
 
 
 def add_target(parser: Parser) -> None:
@@ -56,17 +68,24 @@ def find_target(options: argparse.Namespace) -> Target:
         root = find_root(options.app)
     except AppInvalid as error:
         raise NoApp(reason=error.message) from error
-    sandbox = load_config(root).config.sandbox
+    loaded = load_config(root)
+    sandbox = loaded.config.sandbox
     if sandbox is None:
         raise NoSandbox(root=root)
-    return Target(sandbox.provider, sandbox.policy)
+    return Target(sandbox.provider, sandbox.policy, loaded)
 
 
 @asynccontextmanager
 async def open_target(options: argparse.Namespace) -> AsyncIterator[Target]:
     """Give out the provider and close it afterwards: warm compute goes, files stay."""
     target = find_target(options)
-    try:
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(target.provider.aclose)
+        sandbox = target.app.config.sandbox if target.app else None
+        if target.app is not None and sandbox is not None and (sandbox.workspace or sandbox.thread):
+            from b4run.app.opening import manage
+            from b4run.storage import app_storage_url, open_storage
+
+            storage = await stack.enter_async_context(open_storage(app_storage_url(target.app.root)))
+            target = replace(target, managed=manage(target.app, storage))
         yield target
-    finally:
-        await target.provider.aclose()

@@ -32,15 +32,9 @@ def _app_issues(config: Config, root: Path, file: str) -> Iterator[Issue]:
 
 def _workspace_issues(sandbox: Sandbox, file: str) -> Iterator[Issue]:
     for key in ("workspace", "thread"):
-        if getattr(sandbox, key) is None:
-            continue
-        if Capability.MANAGED_WORKSPACES in sandbox.provider.capabilities:
-            reason = "this version of b4run does not make managed workspaces yet"
-        else:
-            reason = f"provider {sandbox.provider.name!r} has no managed workspaces"
-        yield _refusal(
-            f"sandbox.{key}", f"{reason}, so it would be ignored", file, "Remove the key; a thread starts with an empty workspace."
-        )
+        if getattr(sandbox, key) is not None and Capability.MANAGED_WORKSPACES not in sandbox.provider.capabilities:
+            reason = f"provider {sandbox.provider.name!r} has no managed workspaces, so it would be ignored"
+            yield _refusal(f"sandbox.{key}", reason, file, "Remove the key; a thread starts with an empty workspace.")
 
 
 def _http_issues(sandbox: Sandbox, root: Path, file: str) -> Iterator[Issue]:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 from b4run.config import ThreadContext
 from b4run.errors import B4Error, DeadlinePassed, SandboxHeld, WorkspaceInvalid, WorkspaceMissing, WorkspaceUnusable
@@ -22,7 +22,6 @@ from b4run.sandbox.contract import (
     ImageProvider,
     ManagedWorkspaceProvider,
     SandboxHandle,
-    SandboxProvider,
     WorkspaceReader,
 )
 from b4run.sandbox.policy import SandboxPolicy, User
@@ -52,10 +51,6 @@ class Step(StrEnum):
     FORGOTTEN = "forgotten"
 
 
-class ManagingProvider(SandboxProvider, ManagedWorkspaceProvider, Protocol):
-    """What `ManagedWorkspaces` stands in front of."""
-
-
 class ManagedWorkspaces:
     """A `SandboxProvider` whose threads start from recorded workspaces.
 
@@ -65,7 +60,7 @@ class ManagedWorkspaces:
 
     def __init__(
         self,
-        provider: ManagingProvider,
+        provider: ManagedWorkspaceProvider,
         storage: Storage,
         resolver: WorkspaceResolver,
         *,
@@ -145,6 +140,10 @@ class ManagedWorkspaces:
             raise WorkspaceMissing(thread_id=thread_id)
         self._check_retention(record)
         return await self.provider.open_managed_reader(record.intent, run_as_non_root=run_as_non_root)
+
+    async def knows(self, thread_id: str) -> bool:
+        """Whether anything is recorded of the thread, usable or not."""
+        return await self._store.find(thread_id) is not None
 
     async def settings(self, thread_id: str) -> ThreadRecord:
         """Return the thread's own image, policy and rules, as recorded; the app's where it has none."""

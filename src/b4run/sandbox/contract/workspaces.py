@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from b4run.sandbox.contract.providers import SandboxHandle, WorkspaceReader
+from b4run.sandbox.contract.providers import SandboxHandle, SandboxProvider, WorkspaceReader
 from b4run.sandbox.policy import SandboxPolicy, User
 from b4run.workspace import Creation, Environment, ReadyWorkspace, WorkspaceIntent
 from b4run.workspace.content import SourceContent
 
 
 @runtime_checkable
-class ManagedWorkspaceProvider(Protocol):
+class ManagedWorkspaceProvider(SandboxProvider, Protocol):
     """Makes workspaces from intents and finds them by nothing else. The caller runs one of these calls at a time for each intent, has
     recorded the intent before the first, and lets no tool near a workspace before it has recorded that it is ready.
     """
