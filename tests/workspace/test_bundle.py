@@ -50,6 +50,25 @@ def test_canonical_json() -> None:
     assert json_size(bundle.manifest) == len(text)
 
 
+@pytest.mark.parametrize("files", [[], two_files()])
+def test_json_may_be_spelled_in_other_ways_and_means_the_same(files: list[SourceFile]) -> None:
+    bundle = create_source_bundle(files)
+    body = json.loads(bundle.to_json())
+    turned = dict(reversed(body.items())) | {"files": [dict(reversed(file.items())) for file in body["files"]]}
+    for spelled in (json.dumps(body, indent=2), json.dumps(body, ensure_ascii=True), json.dumps(turned), bundle.to_json().decode()):
+        assert verify_source_bundle(spelled) == verify_source_bundle(spelled.encode()) == bundle
+
+
+@pytest.mark.parametrize("off", [b",", b" ", b"]}", b"x"])
+def test_nothing_stands_between_or_behind_the_files(off: bytes) -> None:
+    text = create_source_bundle(two_files()).to_json()
+    for broken in (text[:-2] + off + text[-2:], text.replace(b"},{", b"}" + off + b",{"), text.replace(b"},{", b"}{"), text + off):
+        if off == b" ":
+            continue
+        with pytest.raises(WorkspaceInvalid):
+            verify_source_bundle(broken)
+
+
 paths = st.from_regex(r"[a-z]{1,3}(/[a-z]{1,3}){0,2}", fullmatch=True)
 
 

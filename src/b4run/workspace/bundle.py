@@ -26,6 +26,12 @@ _PIECE = 3 << 18
 """Bytes that are encoded at a time: whole base64 groups, so that pieces join without padding."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_START = re.compile(rb'\{"version":1,"digest":"([0-9a-f]{64})","files":\[')
+_ENTRY = re.compile(rb'\{"path":"([A-Za-z0-9._ /-]{1,1024})","base64":"([A-Za-z0-9+/=]*)","executable":(true|false)\}')
+_COMMA = ord(",")
+
+_Entry = tuple[str, memoryview, bool]
+"""Path, base64 and executable bit, as they were sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +169,8 @@ def verify_source_bundle(value: bytes | str | Mapping[str, Any]) -> SourceBundle
     if isinstance(value, (bytes, str)):
         if len(value) > MAX_JSON_BYTES:
             raise WorkspaceInvalid(reason=f"the bundle has more than {MAX_JSON_BYTES:,} bytes of JSON")
+        if isinstance(value, bytes) and (found := _canonical(value)) is not None:
+            return found
         value = parse_json(value, "the bundle")
     body = _fields(value, ("version", "digest", "files"), "the bundle")
     if type(body["version"]) is not int or body["version"] != 1:
@@ -172,11 +180,9 @@ def verify_source_bundle(value: bytes | str | Mapping[str, Any]) -> SourceBundle
     entries = body["files"]
     if not isinstance(entries, (list, tuple)):
         raise WorkspaceInvalid(reason="the bundle's files are not a list")
-    _check_entries(entries)
-    files = [SourceFile(entry["path"], _decoded(entry["path"], entry["base64"]), entry["executable"]) for entry in entries]
-    if (found := source_digest(files)) != body["digest"]:
-        raise WorkspaceInvalid(reason=f"the bundle's files have the digest {found}, not {body['digest']}")
-    return _bundle(found, files)
+    listed = [_entry(entry) for entry in entries[: MAX_FILES + 1]]
+    _check_entries(listed)
+    return _verified(body["digest"], [SourceFile(path, _decoded(path, text), executable) for path, text, executable in listed])
 
 
 def read_source_file(bundle: SourceBundle, path: str) -> SourceFile:
@@ -202,6 +208,32 @@ def parse_json(text: bytes | str, what: str) -> Any:
         raise WorkspaceInvalid(reason=f"{what} is not JSON ({type(error).__name__})") from None
 
 
+def _canonical(text: bytes) -> SourceBundle | None:
+    """Read canonical JSON where it stands, one file's base64 at a time; None: it is spelled in another way, or not a bundle."""
+    start = _START.match(text)
+    if start is None or not text.endswith(b"]}"):
+        return None
+    at, end = start.end(), len(text) - 2
+    listed: list[_Entry] = []
+    with memoryview(text) as view:
+        while at < end:
+            entry = _ENTRY.match(text, at + (1 if listed else 0), end)
+            if entry is None or (listed and text[at] != _COMMA) or len(listed) > MAX_FILES:
+                return None
+            listed.append((entry[1].decode("ascii"), view[entry.start(2) : entry.end(2)], entry[3] == b"true"))
+            at = entry.end()
+        _check_entries(listed)
+        files = [SourceFile(path, _decoded(path, encoded), executable) for path, encoded, executable in listed]
+        del listed
+    return _verified(start[1].decode("ascii"), files)
+
+
+def _verified(digest: str, files: list[SourceFile]) -> SourceBundle:
+    if (found := source_digest(files)) != digest:
+        raise WorkspaceInvalid(reason=f"the bundle's files have the digest {found}, not {digest}")
+    return _bundle(found, files)
+
+
 def _bundle(digest: str, files: list[SourceFile]) -> SourceBundle:
     made = object.__new__(SourceBundle)
     object.__setattr__(made, "digest", digest)
@@ -215,38 +247,43 @@ def _fields(value: Any, names: tuple[str, ...], what: str) -> Mapping[str, Any]:
     return value
 
 
-def _check_entries(entries: list[Any] | tuple[Any, ...]) -> None:
+def _entry(value: Any) -> _Entry:
+    fields = _fields(value, ("path", "base64", "executable"), "a file of the bundle")
+    path = check_path(fields["path"])
+    if type(fields["executable"]) is not bool:
+        raise WorkspaceInvalid(reason=f"`executable` of {path!r} is neither true nor false")
+    if not isinstance(fields["base64"], str) or not fields["base64"].isascii():
+        raise _not_base64(path)
+    return path, memoryview(fields["base64"].encode("ascii")), fields["executable"]
+
+
+def _check_entries(entries: list[_Entry]) -> None:
     """Everything that can be known without decoding."""
-    if len(entries) > MAX_FILES:
-        raise WorkspaceInvalid(reason=f"there are more than {MAX_FILES:,} files")
     paths = PathSet()
     total, last = 0, ""
-    for count, entry in enumerate(entries, 1):
-        fields = _fields(entry, ("path", "base64", "executable"), "a file of the bundle")
-        path = check_path(fields["path"])
-        if type(fields["executable"]) is not bool:
-            raise WorkspaceInvalid(reason=f"`executable` of {path!r} is neither true nor false")
+    for count, (path, encoded, _) in enumerate(entries, 1):
+        check_path(path)
         if path <= last:
             raise WorkspaceInvalid(reason=f"path {path!r} is not in ascending order")
         last = path
-        size = _decoded_size(path, fields["base64"])
+        if len(encoded) % 4:
+            raise _not_base64(path)
+        size = len(encoded) // 4 * 3 - bytes(encoded[-2:]).count(b"=")
         total += size
         check_bounds(count, path, size, total)
         paths.add(path)
 
 
-def _decoded_size(path: str, text: Any) -> int:
-    if not isinstance(text, str) or len(text) % 4:
-        raise WorkspaceInvalid(reason=f"the base64 of {path!r} is not canonical")
-    return len(text) // 4 * 3 - text[-2:].count("=")
-
-
-def _decoded(path: str, text: str) -> bytes:
+def _decoded(path: str, encoded: memoryview) -> bytes:
     try:
-        data = binascii.a2b_base64(text.encode("ascii"), strict_mode=True)
+        data = binascii.a2b_base64(encoded, strict_mode=True)
     except ValueError:
-        raise WorkspaceInvalid(reason=f"the base64 of {path!r} is not canonical") from None
+        raise _not_base64(path) from None
     # Strict decoding passes over the unused bits of the last group.
-    if text[-4:] != binascii.b2a_base64(data[-((len(data) - 1) % 3 + 1) :] if data else b"", newline=False).decode():
-        raise WorkspaceInvalid(reason=f"the base64 of {path!r} is not canonical")
+    if encoded[-4:] != binascii.b2a_base64(data[-((len(data) - 1) % 3 + 1) :] if data else b"", newline=False):
+        raise _not_base64(path)
     return data
+
+
+def _not_base64(path: str) -> WorkspaceInvalid:
+    return WorkspaceInvalid(reason=f"the base64 of {path!r} is not canonical")
