@@ -99,6 +99,10 @@ async def test_always_holds_for_the_thread_across_restarts_and_ends_with_its_gra
         await opened.runtime.resume("/fix", {parked.interrupts[0].id: Answer("always")}, thread_id="t-1")
     assert output(await run_turn(app, "echo hi")) == "hi\n"
     assert (await run_turn(app, "echo hi", thread="t-2")).parked
+    async with open_app(app, model=script().model()) as opened:
+        assert [grant.pattern for grant in await opened.storage.grants.list("t-1")] == ["echo hi"]
+        await opened.sandboxes.destroy("t-1")
+        assert await opened.storage.grants.list("t-1") == []
 
 
 async def test_a_thread_that_names_nothing_known_is_told_so(app: Path) -> None:

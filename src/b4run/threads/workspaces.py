@@ -266,6 +266,7 @@ class ManagedWorkspaces:
             self._on_step(Step.DELETING)
             await self.provider.destroy_workspace(record.intent)
             self._on_step(Step.DESTROYED)
+            await self._storage.grants.forget_thread(record.thread_id)
             await self._store.forget(record)
         except RecordChanged as error:
             raise SandboxHeld(thread_id=record.thread_id, reason="another process changed its record") from error

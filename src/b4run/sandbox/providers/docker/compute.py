@@ -108,9 +108,9 @@ class Containers:
         if failures:
             raise failures[0]
 
-    async def resolved(self, reference: str) -> Image:
-        """Return an image, pulled when the engine lacks it; a tag means the same until this object is gone."""
-        if reference not in self._images:
+    async def resolved(self, reference: str, *, anew: bool = False) -> Image:
+        """Return an image, pulled when the engine lacks it; a tag means the same until it is asked for `anew`."""
+        if anew or reference not in self._images:
             self._images[reference] = await resolve_image(self._engine, reference)
         return self._images[reference]
 

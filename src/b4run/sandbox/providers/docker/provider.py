@@ -120,7 +120,7 @@ class DockerProvider:
         """
         check_image(reference, self._image, self._allow)
         try:
-            identity = (await self._containers.resolved(reference)).id
+            identity = (await self._containers.resolved(reference, anew=True)).id
         except B4Error as error:
             raise ImageRefused(reference=reference, reason=error.message) from error
         return Environment(Binding(self.name, self._scope), identity)
