@@ -14,7 +14,7 @@ from bench.figures import Figure
 
 
 @asynccontextmanager
-async def _opened() -> AsyncIterator[SandboxProvider]:
+async def opened() -> AsyncIterator[SandboxProvider]:
     with tempfile.TemporaryDirectory() as state:
         provider = bubblewrap_sandbox(scope="bench", state_dir=state)
         try:
@@ -25,7 +25,7 @@ async def _opened() -> AsyncIterator[SandboxProvider]:
 
 async def guest_rss_kb() -> float:
     """Resident memory of the guest's main process after some commands."""
-    async with sandboxes.one_sandbox(_opened) as sandbox:
+    async with sandboxes.one_sandbox(opened) as sandbox:
         for _ in range(10):
             await sandbox.exec.run("true")
         return float(_rss_of_guest())
@@ -44,15 +44,15 @@ def _rss_of_guest() -> int:
 
 
 FIGURES = (
-    Figure("exec.bubblewrap.warm_ms", partial(sandboxes.warm_ms, _opened), goal=1.5, floor="floor.fork_exec_ms", floor_goal=2.0),
+    Figure("exec.bubblewrap.warm_ms", partial(sandboxes.warm_ms, opened), goal=1.5, floor="floor.fork_exec_ms", floor_goal=2.0),
     Figure(
         "acquire.bubblewrap.first_command_ms",
-        partial(sandboxes.first_command_ms, _opened),
+        partial(sandboxes.first_command_ms, opened),
         goal=12.0,
         floor="floor.bwrap_ms",
         floor_goal=3.0,
     ),
-    Figure("output.bubblewrap.mb_per_s", partial(sandboxes.output_mb_per_s, _opened), goal=400.0, more_is_better=True),
-    Figure("inspect.bubblewrap.10k_files_s", partial(sandboxes.inspect_s, _opened), goal=1.0),
+    Figure("output.bubblewrap.mb_per_s", partial(sandboxes.output_mb_per_s, opened), goal=400.0, more_is_better=True),
+    Figure("inspect.bubblewrap.10k_files_s", partial(sandboxes.inspect_s, opened), goal=1.0),
     Figure("guest.rss_kb", guest_rss_kb, goal=2_000.0),
 )

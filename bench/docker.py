@@ -43,7 +43,7 @@ def absence(runtime: str | None = None) -> str | None:
 
 
 @asynccontextmanager
-async def _opened(runtime: str | None = None) -> AsyncIterator[SandboxProvider]:
+async def opened(runtime: str | None = None) -> AsyncIterator[SandboxProvider]:
     provider = docker_sandbox(scope=f"bench-{uuid.uuid4().hex[:8]}", image=IMAGE, runtime=runtime)
     try:
         yield provider
@@ -128,7 +128,7 @@ async def aiodocker_exec_ms() -> float:
             return await median_ms(once, rounds=25)
 
 
-_gvisor = partial(_opened, "runsc")
+_gvisor = partial(opened, "runsc")
 
 FIGURES = (
     Figure("floor.docker_run_ms", run_ms, absence=absence),
@@ -137,7 +137,7 @@ FIGURES = (
     Figure("peer.docker_exec_mb_per_s", exec_mb_per_s, absence=absence),
     Figure(
         "exec.docker.warm_ms",
-        partial(sandboxes.warm_ms, _opened),
+        partial(sandboxes.warm_ms, opened),
         goal=2.0,
         floor="peer.docker_exec_ms",
         floor_goal=1 / 25,
@@ -145,20 +145,20 @@ FIGURES = (
     ),
     Figure(
         "acquire.docker.first_command_ms",
-        partial(sandboxes.first_command_ms, _opened, 11),
+        partial(sandboxes.first_command_ms, opened, 11),
         floor="floor.docker_run_ms",
         floor_goal=1.1,
         absence=absence,
     ),
     Figure(
         "output.docker.mb_per_s",
-        partial(sandboxes.output_mb_per_s, _opened),
+        partial(sandboxes.output_mb_per_s, opened),
         goal=250.0,
         floor="peer.docker_exec_mb_per_s",
         floor_goal=1.0,
         more_is_better=True,
         absence=absence,
     ),
-    Figure("inspect.10k_files_s", partial(sandboxes.inspect_s, _opened), goal=1.0, absence=absence),
+    Figure("inspect.10k_files_s", partial(sandboxes.inspect_s, opened), goal=1.0, absence=absence),
     Figure("exec.runsc.warm_ms", partial(sandboxes.warm_ms, _gvisor, 100), absence=partial(absence, "runsc")),
 )
