@@ -38,7 +38,7 @@ async def git_clone_ms() -> float:
         async def after() -> None:
             shutil.rmtree(copy)
 
-        return await median_ms(once, rounds=15, after=after)
+        return await median_ms(once, rounds=7, warmup=1, after=after)
 
 
 async def prepare_ms(opened: Open) -> float:
@@ -51,7 +51,7 @@ async def prepare_ms(opened: Open) -> float:
             async def once() -> None:
                 await sandbox.seed(CONTENT, baseline=True)  # type: ignore[attr-defined]
 
-            return await median_ms(once, rounds=15)
+            return await median_ms(once, rounds=7, warmup=1)
         finally:
             await provider.destroy("bench")
 
@@ -91,7 +91,7 @@ FIGURES = (
         floor="floor.git_clone_1k_files_ms",
         floor_goal=1.5,
     ),
-    Figure("workspace.bubblewrap.create_1k_files_ms", partial(create_ms, bubblewrap.opened, 15)),
+    Figure("workspace.bubblewrap.create_1k_files_ms", partial(create_ms, bubblewrap.opened, 7)),
     Figure(
         "workspace.docker.prepare_1k_files_ms",
         partial(prepare_ms, docker.opened),
@@ -99,5 +99,5 @@ FIGURES = (
         floor_goal=1.5,
         absence=docker.absence,
     ),
-    Figure("workspace.docker.create_1k_files_ms", partial(create_ms, docker.opened, 7), absence=docker.absence),
+    Figure("workspace.docker.create_1k_files_ms", partial(create_ms, docker.opened, 5), absence=docker.absence),
 )

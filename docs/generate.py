@@ -125,6 +125,10 @@ Floors are measured in the same run, so that ratios hold where absolute times do
 `floor.docker_run_ms` is `docker run --rm IMAGE true`, `peer.docker_exec_ms` is `docker exec` by the command, `peer.aiodocker_exec_ms`
 the same through aiodocker. Where no engine answers, these are left out.
 
+`floor.git_clone_1k_files_ms` is `git clone` of 1,000 files of 800 bytes from a folder of the same host, checkout included.
+`workspace.*.prepare` fills and verifies a workspace with the same files and a git baseline on compute that is up, the removal of what
+was there included; `workspace.*.create` is everything from nothing to a workspace that is ready, its compute included.
+
 `peer.openai_agents_*` are the Docker client of the OpenAI Agents SDK (`session.exec("true")`, a shell included; `first` counts creating and
 starting the session), `peer.llm_sandbox_exec_ms` is `session.execute_command("true")` of llm-sandbox, without a shell. Both run on the same
 engine and image, without network. `pip install 'b4run[bench]'` brings them; without, they are left out.

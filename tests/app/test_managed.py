@@ -126,7 +126,12 @@ async def test_the_command_knows_managed_threads(app: Path) -> None:
     refused = b4(app, "sandbox", "exec", "--thread", "t-9", "--", "true")
     assert refused.returncode == 1
     assert "names no known task" in refused.stderr and "[B4_E2001]" in refused.stderr
-    assert b4(app, "sandbox", "rm", "t-1", "--yes").returncode == 0
+    made = b4(app, "sandbox", "exec", "--thread", "t-9", "--metadata", '{"task": "two"}', "--", "cat", "TASK.md")
+    assert (made.returncode, made.stdout) == (0, "second\n"), made.stderr
+    odd = b4(app, "sandbox", "exec", "--metadata", "[]", "--", "true")
+    assert odd.returncode == 2 and "must be a JSON object" in odd.stderr
+    for thread in ("t-1", "t-9"):
+        assert b4(app, "sandbox", "rm", thread, "--yes").returncode == 0
     assert json.loads(b4(app, "sandbox", "ls", "--json").stdout) == []
     # The id is new again, and may become something else.
     assert output(await run_turn(app, "cat TASK.md", task="two")) == "second\n"

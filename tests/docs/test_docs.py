@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from b4run.app import check_app
 from b4run.cli.main import COMMANDS
 from b4run.cli.parser import Parser
-from b4run.config import Allow, Config, Deny, Sandbox, load_config
+from b4run.config import Allow, Config, Deny, Sandbox, ThreadContext, load_config
 from b4run.config.models import Staging
 from b4run.permissions import CommandRequest, PermissionGate
 from b4run.sandbox.contract import Severity
@@ -97,7 +97,8 @@ def test_every_python_block_compiles(page: Path) -> None:
 
 def test_there_are_blocks_to_look_at() -> None:
     assert {named(page): bool(blocks(page)) for page in GUIDE if page.stem != "bubblewrap"} == {
-        f"docs/guide/{name}.md": True for name in ("agents", "docker", "permissions", "providers", "quickstart", "sandboxes", "testing")
+        f"docs/guide/{name}.md": True
+        for name in ("agents", "docker", "permissions", "providers", "quickstart", "sandboxes", "testing", "workspaces")
     }
 
 
@@ -149,6 +150,24 @@ async def test_the_provider_of_the_page_about_providers() -> None:
     for mark in names["TestProcess"].test.pytestmark:
         [chosen] = [parameter.values[0] for parameter in mark.args[1] if parameter.id.startswith("endings-deadline_at_any")]
     await asyncio.to_thread(names["TestProcess"]().test, chosen)
+
+
+async def test_the_page_about_workspaces(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "guide" / "workspaces.md"
+    names: dict[str, Any] = {}
+    await run(page, blocks(page)[1:], names)
+    lay_out(page, tmp_path)
+    (tmp_path / "app" / "fix").mkdir(parents=True)
+    (tmp_path / "app" / "fix" / "agent.py").write_text(
+        "from b4run.agents import Agent\nagent = Agent(model='openai:none', prompt='Help.')\n"
+    )
+    report = await check_app(tmp_path, preflight=False)
+    assert report.workspace == "each thread starts from 3 files of 'project' in a bubblewrap sandbox"
+    for name in ("workspace", "decide"):
+        with pytest.raises(ValueError, match="thread t-1 names no known"):
+            await names[name](ThreadContext("t-1"))
+    assert (await names["workspace"](ThreadContext("t-1", {"task": "report"}))).source.directory == "tasks/report"
+    assert (await names["decide"](ThreadContext("t-1", {"target": "small"}))).policy.resources.memory_mb == 1_024
 
 
 def keys_of(model: type[BaseModel]) -> Iterator[str]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -79,6 +80,30 @@ def seconds(text: str) -> float:
     if not 0.001 <= value <= 365 * 86_400:
         raise argparse.ArgumentTypeError("must be between 0.001 and a year")
     return value
+
+
+def add_metadata(parser: argparse.ArgumentParser) -> None:
+    """Add `--metadata`, which resolvers of workspaces are told of a thread."""
+    parser.add_argument("--metadata", metavar="JSON", type=_object, default={}, help="what a new thread is created with, for its resolver")
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError('must be a JSON object, such as \'{"task": "one"}\'')
+    return found
+
+
+def metadata_of(options: argparse.Namespace) -> Callable[[str], Awaitable[Mapping[str, Any]]]:
+    """Return what `--metadata` says, for any thread."""
+
+    async def given(_: str) -> Mapping[str, Any]:
+        return dict(options.metadata)
+
+    return given
 
 
 def add_commands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[Parser]:

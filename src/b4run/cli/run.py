@@ -20,7 +20,7 @@ from b4run.cli.approvals import ask
 from b4run.cli.failure import UsageError, describe, report
 from b4run.cli.main import EXIT_INTERRUPTED
 from b4run.cli.output import note, print_json, printable
-from b4run.cli.parser import add_json, seconds
+from b4run.cli.parser import add_json, add_metadata, metadata_of, seconds
 from b4run.cli.screen import Screen
 from b4run.errors import B4Error, DeadlinePassed, RouteUnknown
 
@@ -34,6 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", metavar="TEXT", nargs="?", help="what to tell the agent; `-` or nothing: JSON on standard input")
     parser.add_argument("--thread", metavar="ID", help="go on with this conversation (default: a new one)")
     parser.add_argument("--timeout", metavar="SECONDS", type=seconds, help="end the run after that time, with exit code 124")
+    add_metadata(parser)
     add_json(parser)
     parser.set_defaults(execute=_run)
 
@@ -102,7 +103,7 @@ async def _turn(options: argparse.Namespace, document: _Document) -> None:
     from b4run.app import open_app
 
     given = _input(options.text)
-    async with open_app(options.app, can_ask=False) as app:
+    async with open_app(options.app, can_ask=False, metadata_of=metadata_of(options)) as app:
         document.root, document.diagnostics = app.root, [warning.as_dict() for warning in app.warnings]
         route = _route(app, options.route)
         document.route, document.mode, document.file = route.id, route.kind, str(app.root / route.file)
@@ -151,7 +152,7 @@ async def _converse(options: argparse.Namespace, thread_id: str) -> int:
     at_terminal = sys.stdin.isatty()
     once = options.text is not None or not at_terminal
     given = _input(options.text) if once else None
-    async with open_app(options.app, can_ask=at_terminal) as app:
+    async with open_app(options.app, can_ask=at_terminal, metadata_of=metadata_of(options)) as app:
         route = _route(app, options.route)
         for warning in app.warnings:
             note(f"warning: {describe(warning.text, warning.code, warning.hint)}")

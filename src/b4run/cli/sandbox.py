@@ -11,7 +11,7 @@ from dataclasses import asdict
 from b4run.cli.aio import piped_stdin, run_async, write_all
 from b4run.cli.failure import UsageError
 from b4run.cli.output import confirm, note, print_json, printable, size_text, table
-from b4run.cli.parser import Parser, add_command, add_commands, add_json, seconds
+from b4run.cli.parser import Parser, add_command, add_commands, add_json, add_metadata, seconds
 from b4run.cli.sandboxes import Target, add_target, open_target
 from b4run.errors import AppInvalid, SandboxMissing
 from b4run.sandbox import open_sandbox
@@ -42,6 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     execute.add_argument(
         "--timeout", metavar="SECONDS", type=seconds, help="end the command's whole tree after that time, with exit code 124"
     )
+    add_metadata(execute)
     execute.add_argument("--no-stdin", action="store_true", help="give it no input; otherwise it gets what is piped into b4")
     execute.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="COMMAND ...", help="a program and its arguments, or one text for /bin/sh -c"

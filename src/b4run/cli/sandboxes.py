@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from b4run.cli.parser import Parser
+from b4run.cli.parser import Parser, metadata_of
 from b4run.errors import AppInvalid, ConfigurationError
 from b4run.sandbox.contract import SandboxProvider
 from b4run.sandbox.policy import Deny, SandboxPolicy
@@ -87,5 +87,7 @@ async def open_target(options: argparse.Namespace) -> AsyncIterator[Target]:
             from b4run.storage import app_storage_url, open_storage
 
             storage = await stack.enter_async_context(open_storage(app_storage_url(target.app.root)))
-            target = replace(target, managed=manage(target.app, storage))
+            target = replace(
+                target, managed=manage(target.app, storage, metadata_of=metadata_of(options) if "metadata" in options else None)
+            )
         yield target
