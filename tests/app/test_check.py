@@ -139,8 +139,24 @@ async def test_how_a_workspace_is_decided_is_told(make_app: MakeApp, more: str, 
     text = CONFIG.format(preflight="return Preflight()", more=f"network=Deny(), {more}").replace(
         "provider =", "async def decide(thread): ...\n\nprovider =", 1
     )
-    report = await check_app(make_app({"b4_config.py": text}))
+    report = await check_app(make_app({"b4_config.py": text, "task/a": "", "task/b": ""}))
     assert (report.issues, report.workspace) == ((), told)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("'directory': 'task', 'include': ['a']", "'task/b' is there, and is neither included nor excluded"),
+        ("'directory': 'task', 'include': ['a', 'b', 'c']", "'task/c' is included, and is not there"),
+        ("'directory': '../task', 'include': []", "directory '../task'"),
+        ("'directory': '.', 'include': ['b4_config.py', 'app/fix/agent.py', 'task/a', 'task/b'], 'exclude_directories': ['.b4']", None),
+    ],
+)
+async def test_files_that_cannot_be_captured_are_told_before_any_thread(make_app: MakeApp, source: str, reason: str | None) -> None:
+    text = CONFIG.format(preflight="return Preflight()", more="network=Deny(), workspace={'source': {" + source + "}}")
+    report = await check_app(make_app({"b4_config.py": text, "task/a": "", "task/b": ""}))
+    assert [(issue.key, issue.code) for issue in report.issues] == ([] if reason is None else [("sandbox.workspace", "B4_E2009")])
+    assert reason is None or reason in report.issues[0].message
 
 
 @pytest.mark.parametrize(

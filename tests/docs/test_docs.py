@@ -161,7 +161,11 @@ async def test_the_page_about_workspaces(tmp_path: Path) -> None:
     (tmp_path / "app" / "fix" / "agent.py").write_text(
         "from b4run.agents import Agent\nagent = Agent(model='openai:none', prompt='Help.')\n"
     )
+    for path in ("README.md", "src/main.py", "dist/out"):
+        (tmp_path / "project" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "project" / path).touch()
     report = await check_app(tmp_path, preflight=False)
+    assert report.ok
     assert report.workspace == "each thread starts from 3 files of 'project' in a bubblewrap sandbox"
     for name in ("workspace", "decide"):
         with pytest.raises(ValueError, match="thread t-1 names no known"):

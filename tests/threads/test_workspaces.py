@@ -498,7 +498,7 @@ async def test_recovery_goes_on_until_nothing_is_left(make: Make, provider: Fake
 
 async def test_a_thread_that_another_process_works_on_is_told_so(make: Make, storage: Storage) -> None:
     managed = make(lock_deadline_s=0.1)
-    async with storage.lock("the workspace of thread 't-1'", deadline_s=1):
+    async with storage.locks.hold("the workspace of thread 't-1'", deadline_s=1):
         with pytest.raises(SandboxHeld, match="another process"):
             await managed.acquire("t-1", POLICY)
         await managed.acquire("t-2", POLICY)

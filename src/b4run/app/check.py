@@ -18,8 +18,10 @@ from b4run.errors import B4Error, ModelProviderMissing, ModelUnknown, PreflightF
 from b4run.permissions import mode_in_force
 from b4run.sandbox.contract import Finding, PreflightProvider, SandboxProvider, Severity
 from b4run.sandbox.policy import SandboxPolicy
+from b4run.workspace import WorkspaceDefinition, capture_workspace_definition
 
 PREFLIGHT_SECONDS = 120
+STATE_FOLDER = ".b4"
 LOCAL_WORKSPACE = "workspace"
 """The folder that the tools work on when no sandbox is configured."""
 
@@ -65,6 +67,8 @@ async def check_app(folder: str | os.PathLike[str], *, preflight: bool = True) -
     issues += [issue for route in entries.routes.values() for issue in _model_warnings(route)]
     if loaded is not None and config.sandbox is not None and preflight:
         issues += await preflight_issues(config.sandbox.provider, config.sandbox.policy)
+    if loaded is not None:
+        issues += await workspace_issues(loaded)
     return Report(root, tuple(issues), tuple(entries.routes.values()), _workspace(config, root) if loaded else "")
 
 
@@ -85,6 +89,23 @@ def _config(root: Path) -> tuple[LoadedConfig | None, list[Issue]]:
     except B4Error as error:
         issues.append(issue_of(error, key="permissions.mode"))
     return loaded, issues
+
+
+async def workspace_issues(loaded: LoadedConfig) -> list[Issue]:
+    """Return why the files that every thread is to start from cannot be captured now; a resolver is not asked."""
+    definition = loaded.config.sandbox.workspace if loaded.config.sandbox else None
+    if not isinstance(definition, WorkspaceDefinition):
+        return []
+    excluded = definition.source.exclude_directories
+    if definition.source.directory == "." and not (loaded.root / STATE_FOLDER).exists():
+        # It is there as soon as the app is opened.
+        excluded = tuple(name for name in excluded if name != STATE_FOLDER)
+    source = definition.source.model_copy(update={"exclude_directories": excluded})
+    try:
+        await capture_workspace_definition(loaded.root, definition.model_copy(update={"source": source}))
+    except B4Error as error:
+        return [issue_of(error, key="sandbox.workspace")]
+    return []
 
 
 async def preflight_issues(provider: SandboxProvider, policy: SandboxPolicy) -> list[Issue]:

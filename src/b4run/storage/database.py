@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from b4run.errors import StorageUnusable
 from b4run.storage.grants import SqlGrantStore
-from b4run.storage.locks import named_lock
+from b4run.storage.locks import Locks
 from b4run.storage.tables import HEAD
 from b4run.storage.workspaces import SqlWorkspaceStore
 
@@ -47,9 +47,9 @@ class Storage:
     def workspaces(self) -> SqlWorkspaceStore:
         return SqlWorkspaceStore(self.engine)
 
-    def lock(self, name: str, *, deadline_s: float) -> AbstractAsyncContextManager[None]:
-        """Keep other processes on this database away from what `name` stands for. Raises: as `named_lock`."""
-        return named_lock(self.engine, name, deadline_s=deadline_s)
+    @cached_property
+    def locks(self) -> Locks:
+        return Locks(self.engine)
 
 
 def state_folder(app_root: Path) -> Path:
@@ -91,7 +91,11 @@ async def open_storage(url: str) -> AsyncIterator[Storage]:
                     await connection.run_sync(_upgrade)
         except (SQLAlchemyError, OSError) as error:
             raise StorageUnusable(reason=_plain(error)) from error
-        yield Storage(engine)
+        storage = Storage(engine)
+        try:
+            yield storage
+        finally:
+            await storage.locks.aclose()
     finally:
         await engine.dispose()
 

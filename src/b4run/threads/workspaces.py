@@ -98,12 +98,15 @@ class ManagedWorkspaces:
         """
         async with self._alone(thread_id):
             record = await self._find(thread_id) or await self._admit(thread_id, policy)
-            settings = self._settings(record)
-            merged = merged_policy(thread_id, policy, settings.policy)
-            if record.state is RecordState.CREATING:
-                record = await self._make(record, merged)
-            self._check_retention(record)
-            return await self.provider.connect_workspace(record.intent, merged)
+            merged = merged_policy(thread_id, policy, self._settings(record).policy)
+            try:
+                if record.state is RecordState.CREATING:
+                    record = await self._make(record, merged)
+                self._check_retention(record)
+                return await self.provider.connect_workspace(record.intent, merged)
+            except Exception:
+                await self._drop(record.intent)
+                raise
 
     async def release(self, thread_id: str) -> None:
         """Drop the thread's compute, keep its files."""
@@ -189,8 +192,10 @@ class ManagedWorkspaces:
             if record.state is RecordState.DELETING:
                 await self._remove(record)
                 return
-            await self._make(record, merged_policy(thread_id, self._policy, self._settings(record).policy))
-            await self.provider.release_workspace(record.intent)
+            try:
+                await self._make(record, merged_policy(thread_id, self._policy, self._settings(record).policy))
+            finally:
+                await self._drop(record.intent)
 
     async def _admit(self, thread_id: str, policy: SandboxPolicy) -> WorkspaceRecord:
         """Everything that can refuse the thread comes before anything is recorded; the record before anything is made."""
@@ -259,6 +264,14 @@ class ManagedWorkspaces:
         except WorkspaceInvalid as error:
             raise self._unusable(record, "lost", error.message, "Delete the thread, and begin another.") from error
 
+    async def _drop(self, intent: WorkspaceIntent) -> None:
+        """Whatever compute a failed start left is nobody's."""
+        try:
+            await self.provider.release_workspace(intent)
+        except B4Error as error:
+            fields = {"event": "workspace.not_released", "thread_id": intent.thread_id, "reason": error.message}
+            logger.warning("compute of a failed start was not released", extra=fields)
+
     async def _remove(self, record: WorkspaceRecord) -> None:
         try:
             if record.state is not RecordState.DELETING:
@@ -314,7 +327,7 @@ class ManagedWorkspaces:
     @asynccontextmanager
     async def _alone(self, thread_id: str, deadline_s: float | None = None) -> AsyncIterator[None]:
         try:
-            holding = self._storage.lock(
+            holding = self._storage.locks.hold(
                 f"the workspace of thread {thread_id!r}", deadline_s=self._lock_deadline_s if deadline_s is None else deadline_s
             )
             await holding.__aenter__()
