@@ -112,11 +112,31 @@ def test_a_record_is_bounded() -> None:
         {"version": 1, "policy": {"resources": {"disk_gb": 1}}},
         {"version": 1, "permissions": {"allow": {"nope": []}}},
         {"version": 1, "permissions": []},
+        {"version": 2},
+        {"version": True},
+        {"version": 1, "image": 5},
+        {"version": 1, "policy": {"resources": {"cpus": "1"}}},
     ],
 )
 def test_a_record_that_is_not_as_it_was_written_is_refused(body: object) -> None:
     with pytest.raises(WorkspaceInvalid):
         read_record(json.dumps(body))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"version": 1}',
+        '{"version":1,"policy":{}}',
+        '{"version":1,"policy":{"env":{"B":"2","A":"1"}}}',
+        '{"version":1,"policy":{"resources":{"cpus":2.0}}}',
+        '{"version":1,"image":"\\u0078"}',
+        '{"version":1,"permissions":{"allow":{}}}',
+    ],
+)
+def test_a_record_is_canonical_or_refused(text: str) -> None:
+    with pytest.raises(WorkspaceInvalid, match="written"):
+        read_record(text)
 
 
 def test_the_threads_settings_go_over_the_apps() -> None:

@@ -193,6 +193,10 @@ async def deaf(_: ThreadContext) -> Any:
     return DEFINITION
 
 
+async def takes_nothing() -> Any:
+    return DEFINITION
+
+
 def answering(answer: Any) -> Callable[[ThreadContext], Any]:
     async def decide(_: ThreadContext) -> Any:
         return answer
@@ -209,6 +213,7 @@ MISSING = WorkspaceDefinition(source=WorkspaceSource(directory="task", include=(
         (raises, False, ResolverFailed, "'t-1' was not resolved: it raised ValueError: thread names no known task"),
         (never, False, ResolverFailed, "did not answer within 0.3 s"),
         (deaf, False, ResolverFailed, "did not answer within 0.3 s"),
+        (takes_nothing, False, ResolverFailed, "it raised TypeError"),
         (answering(None), False, ResolverFailed, "it answered NoneType, not a WorkspaceDefinition"),
         (answering(DEFINITION), True, ResolverFailed, "it answered WorkspaceDefinition, not a ThreadSandbox"),
         (answering(MISSING), False, ResolverFailed, "'task/nope' is included, and is not there"),

@@ -37,16 +37,7 @@ class ThreadRecord:
 
 def write_record(sandbox: ThreadSandbox) -> str:
     """Return the canonical JSON of what a resolver answered, its workspace apart. Raises: WorkspaceInvalid: it is too large."""
-    record: dict[str, Any] = {"version": 1}
-    if sandbox.image is not None:
-        record["image"] = sandbox.image
-    if sandbox.policy is not None and (policy := _policy_dict(sandbox.policy)):
-        record["policy"] = policy
-    if sandbox.permissions is not None:
-        record["permissions"] = {name: _lists(getattr(sandbox.permissions, name)) for name in ("allow", "deny")}
-    text = compact(record)
-    if sandbox.policy is not None and sandbox.policy.resources is not None and sandbox.policy.resources.cpus is not None:
-        text = text.replace(compact(_CPUS), _javascript(sandbox.policy.resources.cpus))
+    text = _canonical(sandbox.image, sandbox.policy, sandbox.permissions)
     if len(text.encode(errors="surrogatepass")) > MAX_RECORD_BYTES:
         raise WorkspaceInvalid(reason=f"the thread's settings have more than {MAX_RECORD_BYTES:,} bytes of JSON")
     return text
@@ -61,6 +52,8 @@ def read_record(text: str) -> ThreadRecord:
         permissions = ThreadPermissions(**{k: Rules(**v) for k, v in body["permissions"].items()}) if "permissions" in body else None
     except (ValidationError, TypeError, AttributeError) as error:
         raise WorkspaceInvalid(reason=f"{what} is damaged ({type(error).__name__})") from None
+    if _canonical(body.get("image"), policy, permissions) != text:
+        raise WorkspaceInvalid(reason=f"{what} is not as it was written")
     rules = ThreadRules(permissions.allow.lists, permissions.deny.lists) if permissions else None
     return ThreadRecord(body.get("image"), policy, rules)
 
@@ -89,6 +82,19 @@ def merged_policy(thread_id: str, app: SandboxPolicy, thread: ThreadPolicy | Non
         own = {name: value for name in _RESOURCES.values() if (value := getattr(thread.resources, name)) is not None}
         changes["resources"] = app.resources.model_copy(update=own)
     return app.model_copy(update=changes)
+
+
+def _canonical(image: str | None, policy: ThreadPolicy | None, permissions: ThreadPermissions | None) -> str:
+    record: dict[str, Any] = {"version": 1}
+    if image is not None:
+        record["image"] = image
+    if policy is not None and (written := _policy_dict(policy)):
+        record["policy"] = written
+    if permissions is not None:
+        record["permissions"] = {name: _lists(getattr(permissions, name)) for name in ("allow", "deny")}
+    text = compact(record)
+    cpus = policy.resources.cpus if policy and policy.resources else None
+    return text if cpus is None else text.replace(compact(_CPUS), _javascript(cpus))
 
 
 def _policy_dict(policy: ThreadPolicy) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class WorkspaceResolver:
 
     async def _decided(self, context: ThreadContext, decide: Callable[[Any], Awaitable[Any]]) -> Any:
         """Ask within the deadline; one that does not heed its cancellation is left behind, and its answer dropped."""
-        asking = asyncio.ensure_future(decide(context))
+        asking = asyncio.create_task(_ask(decide, context))
         try:
             done, _ = await asyncio.wait({asking}, timeout=self.deadline_s)
         except asyncio.CancelledError:
@@ -92,6 +92,11 @@ class WorkspaceResolver:
             raise _failed(context, error.message) from error
         except OSError as error:
             raise _failed(context, f"the app's files cannot be read ({error.strerror})") from error
+
+
+async def _ask(decide: Callable[[Any], Awaitable[Any]], context: ThreadContext) -> Any:
+    """A function that cannot even be called fails as one that raises."""
+    return await decide(context)
 
 
 def _failed(context: ThreadContext, reason: str) -> ResolverFailed:
