@@ -212,7 +212,8 @@ async def test_images_that_threads_may_name_are_decided_before_the_engine_is_ask
 
 async def test_an_image_resolves_to_its_immutable_identity(make: Make) -> None:
     identity = docker("image", "inspect", "--format", "{{.Id}}", BUSYBOX)
-    assert await make(images=lambda reference: reference == BUSYBOX).resolve_image_environment(BUSYBOX) == identity
+    environment = await make(images=lambda reference: reference == BUSYBOX).resolve_image_environment(BUSYBOX)
+    assert (environment.identity, environment.binding.provider) == (identity, "docker")
 
 
 async def test_an_image_without_a_shell_is_refused_clearly(make: Make) -> None:
