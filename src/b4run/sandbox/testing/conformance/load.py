@@ -15,6 +15,10 @@ EXEC = (Capability.EXEC,)
 COUNT = "set -- /proc/[0-9]*; n=0; for f in /proc/[0-9]*/status; do while read -r k v u; do [ $k = VmRSS: ] && n=$((n+v)); done < $f; done"
 
 
+RESERVE = 1
+"""A guest may have the process for the next command ready, or not yet, at the moment that is looked at."""
+
+
 async def _inside(sandbox: SandboxHandle) -> tuple[int, int]:
     """Return how many processes the sandbox has and how many kB they hold."""
     processes, kilobytes = (await sh(sandbox, f"{{ {COUNT}; }} 2>/dev/null; echo $# $n")).split()
@@ -37,7 +41,7 @@ async def thousand_short_commands_leave_nothing(trial: Trial) -> None:
     assert len(asyncio.all_tasks()) == tasks
     assert resident_bytes() - memory < 8 * MIB
     after = await _inside(sandbox)
-    assert after[0] <= inside[0]
+    assert after[0] <= inside[0] + RESERVE
     assert after[1] - inside[1] < 1_024
 
 
@@ -52,7 +56,7 @@ async def failing_commands_leave_nothing(trial: Trial) -> None:
         await sandbox.exec.run("head -c 2000000 /dev/zero; kill -9 $$")
     assert len(os.listdir("/proc/self/fd")) <= descriptors
     after = await _inside(sandbox)
-    assert after[0] <= inside[0]
+    assert after[0] <= inside[0] + RESERVE
     assert await sandbox.exec.jobs() == []
 
 
