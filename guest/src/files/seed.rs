@@ -20,6 +20,7 @@ use crate::files::list::{OPEN_FOLDER, for_each_name};
 use crate::files::manage::remove_any;
 use crate::files::path::{HERE, Root};
 use crate::files::respond;
+use crate::files::write::write_all;
 use crate::messages::{Code, Failure, decode};
 use crate::stream::Stream;
 
@@ -124,12 +125,7 @@ fn write(
     let file = openat(parent, name, flags, Mode::from_raw_mode(0o600))?;
     input.content(size, |bytes| {
         also(bytes);
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            let written = rustix::io::retry_on_intr(|| rustix::io::write(&file, rest))?;
-            rest = &rest[written..];
-        }
-        Ok(())
+        Ok(write_all(&file, bytes)?)
     })?;
     Ok(fchmod(&file, Mode::from_raw_mode(mode))?)
 }

@@ -85,6 +85,15 @@ impl WriteRequest {
     }
 }
 
+/// Writes all of `bytes`.
+pub fn write_all(file: &OwnedFd, mut bytes: &[u8]) -> Result<(), Errno> {
+    while !bytes.is_empty() {
+        let written = rustix::io::retry_on_intr(|| rustix::io::write(file, bytes))?;
+        bytes = &bytes[written..];
+    }
+    Ok(())
+}
+
 /// A temporary file; gone again unless it is published.
 struct Draft<'a> {
     place: &'a Place,
@@ -116,11 +125,7 @@ impl<'a> Draft<'a> {
     fn fill(&mut self, stream: &Stream, expected: Option<u64>) -> Result<(), Failure> {
         let mut size = 0;
         while let Some(bytes) = stream.wait_for_input()? {
-            let mut rest = bytes.as_slice();
-            while !rest.is_empty() {
-                let written = rustix::io::retry_on_intr(|| rustix::io::write(&self.file, rest))?;
-                rest = &rest[written..];
-            }
+            write_all(&self.file, &bytes)?;
             size += bytes.len() as u64;
             if let Some(credit) = stream.consume(bytes.len()) {
                 stream.outbox.send([credit]);

@@ -91,7 +91,7 @@ def manage(
 ) -> ManagedWorkspaces | None:
     """Return what decides and records the threads' workspaces; None when the app does not say what they start from."""
     sandbox = loaded.config.sandbox
-    if sandbox is None or (sandbox.workspace is None and sandbox.thread is None):
+    if sandbox is None or not sandbox.manages_workspaces:
         return None
     if isinstance(sandbox.workspace, WorkspaceDefinition):
         resolver = WorkspaceResolver(loaded.root, sandbox.workspace)

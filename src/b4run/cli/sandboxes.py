@@ -82,12 +82,11 @@ async def open_target(options: argparse.Namespace) -> AsyncIterator[Target]:
     async with AsyncExitStack() as stack:
         stack.push_async_callback(target.provider.aclose)
         sandbox = target.app.config.sandbox if target.app else None
-        if target.app is not None and sandbox is not None and (sandbox.workspace or sandbox.thread):
+        if target.app is not None and sandbox is not None and sandbox.manages_workspaces:
             from b4run.app.opening import manage
             from b4run.storage import app_storage_url, open_storage
 
             storage = await stack.enter_async_context(open_storage(app_storage_url(target.app.root)))
-            target = replace(
-                target, managed=manage(target.app, storage, metadata_of=metadata_of(options) if "metadata" in options else None)
-            )
+            told = metadata_of(options) if "metadata" in options else None
+            target = replace(target, managed=manage(target.app, storage, metadata_of=told))
         yield target

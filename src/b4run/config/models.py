@@ -109,6 +109,11 @@ class Sandbox(StrictModel):
         return thread
 
     @property
+    def manages_workspaces(self) -> bool:
+        """Whether threads start from recorded workspaces."""
+        return self.workspace is not None or self.thread is not None
+
+    @property
     def policy(self) -> SandboxPolicy:
         """What every thread's sandbox may do and use."""
         return SandboxPolicy(network=self.network, env=self.env, resources=self.resources, security=self.security)

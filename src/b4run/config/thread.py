@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, field_validator
 
 from b4run.config.models import ThreadPermissions
-from b4run.sandbox.policy import Network, Resources, check_environment
+from b4run.sandbox.policy import Network, Resources, check_environment, is_image_reference
 from b4run.strict import StrictModel
 from b4run.workspace import CapturedWorkspace, WorkspaceDefinition
-
-_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,511}")
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +19,7 @@ class ThreadContext:
     """The thread that a resolver decides about. `metadata` is what its creator sent, so check it; `staged` the workspace handed over."""
 
     thread_id: str
-    metadata: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     staged: CapturedWorkspace | None = None
 
 
@@ -67,6 +62,6 @@ class ThreadSandbox(StrictModel):
     @field_validator("image")
     @classmethod
     def _check_image(cls, image: str | None) -> str | None:
-        if image is not None and not _IMAGE.fullmatch(image):
+        if image is not None and not is_image_reference(image):
             raise ValueError("must be an image reference: 1 to 512 letters, digits and `._/:@-`, beginning with a letter or digit")
         return image

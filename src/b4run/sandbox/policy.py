@@ -18,6 +18,7 @@ from b4run.strict import StrictModel
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
 _ENV_MAX_NAMES = 256
 _ENV_MAX_VALUE = 32_768
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,511}")
 _AMOUNT = re.compile(r"([1-9][0-9]{0,8})(MiB|GiB)")
 
 
@@ -108,6 +109,11 @@ def check_environment(env: Mapping[str, str]) -> Mapping[str, str]:
         if "\0" in value or len(value) > _ENV_MAX_VALUE:
             raise ValueError(f"the value of {name} has a NUL or more than {_ENV_MAX_VALUE} characters")
     return env
+
+
+def is_image_reference(text: str) -> bool:
+    """Whether `text` may name an image: 1 to 512 characters, as the specification's `formats.md` has them."""
+    return _IMAGE.fullmatch(text) is not None
 
 
 class SandboxPolicy(StrictModel):

@@ -205,6 +205,11 @@ class ReadyWorkspace:
     reference: WorkspaceReference
     provenance: Provenance
 
+    @classmethod
+    def made(cls, intent: WorkspaceIntent, resource: Mapping[str, str], source_digest: str, commit: str | None) -> ReadyWorkspace:
+        """Return the answer to `intent` of a provider that made what was asked for, and keeps it until it is destroyed."""
+        return cls(WorkspaceReference.to(intent, resource), Provenance(source_digest, intent.environment, commit))
+
     def as_dict(self) -> dict[str, Any]:
         return {"reference": self.reference.as_dict(), "provenance": self.provenance.as_dict()}
 

@@ -20,10 +20,8 @@ from b4run.workspace import (
     Creation,
     CreationState,
     Environment,
-    Provenance,
     ReadyWorkspace,
     WorkspaceIntent,
-    WorkspaceReference,
     workspace_id,
 )
 from b4run.workspace.content import SourceContent
@@ -121,7 +119,7 @@ class FakeProvider:
         commit = await seed_tree(tree, content, intent.environment_links, baseline=intent.baseline == "git")
         self._trees[key], self._managed[intent.thread_id] = tree, key
         await self._acquire(key, intent.thread_id, policy)
-        return ReadyWorkspace(WorkspaceReference.to(intent, {"tree": key}), Provenance(content.digest, intent.environment, commit))
+        return ReadyWorkspace.made(intent, {"tree": key}, content.digest, commit)
 
     async def connect_workspace(self, intent: WorkspaceIntent, policy: SandboxPolicy) -> FakeHandle:
         key = workspace_id(intent)

@@ -32,10 +32,8 @@ from b4run.workspace import (
     Creation,
     CreationState,
     Environment,
-    Provenance,
     ReadyWorkspace,
     WorkspaceIntent,
-    WorkspaceReference,
     workspace_id,
 )
 from b4run.workspace.content import SourceContent
@@ -156,8 +154,7 @@ class BubblewrapProvider:
         await self._release(name)
         sandbox = await self._acquire(name, intent.thread_id, policy)
         commit = await sandbox.seed(content, links=intent.environment_links, baseline=intent.baseline == "git")
-        reference = WorkspaceReference.to(intent, {"folder": name})
-        return ReadyWorkspace(reference, Provenance(content.digest, intent.environment, commit))
+        return ReadyWorkspace.made(intent, {"folder": name}, content.digest, commit)
 
     async def connect_workspace(self, intent: WorkspaceIntent, policy: SandboxPolicy) -> GuestSandbox:
         name = workspace_id(intent)

@@ -16,7 +16,7 @@ from b4run.sandbox.policy import SandboxPolicy
 from b4run.sandbox.providers.docker import controls
 from b4run.sandbox.providers.docker.channel import ExecChannel
 from b4run.sandbox.providers.docker.ending import explain_end
-from b4run.sandbox.providers.docker.engine import Engine
+from b4run.sandbox.providers.docker.engine import Engine, as_unavailable
 from b4run.sandbox.providers.docker.guest_volume import provide_guest
 from b4run.sandbox.providers.docker.images import owned_image, resolve_image
 from b4run.sandbox.providers.docker.launch import Image, Runtime, container_body, runtime_user
@@ -77,14 +77,10 @@ class Containers:
                 return held.sandbox
             for finding in controls.refusals(policy):
                 raise SandboxUnavailable(thread_id=names.thread_id, reason=f"{finding.sentence}. {finding.remedy}")
-            try:
+            with as_unavailable(names.thread_id):
                 if held is not None:
                     await self._forget(names.id)
                 sandbox, channel = await self._start(names, reference, policy, files)
-            except SandboxUnavailable:
-                raise
-            except B4Error as error:
-                raise SandboxUnavailable(thread_id=names.thread_id, reason=f"{error.message} {error.remedy}".strip()) from error
             self._held[names.id] = _Held(names, policy, sandbox, channel)
             self._watch.start()
             return sandbox

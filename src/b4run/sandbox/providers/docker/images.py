@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import io
-import re
 import secrets
 import tarfile
 from collections.abc import Callable
 
 from b4run.errors import ImageRefused
 from b4run.sandbox.contract import WORKSPACE_ROOT
-from b4run.sandbox.policy import User
+from b4run.sandbox.policy import User, is_image_reference
 from b4run.sandbox.providers.docker.engine import Engine, EngineRefused
 from b4run.sandbox.providers.docker.launch import Image
 from b4run.sandbox.providers.docker.names import LABEL_OWNED_IMAGE
@@ -22,7 +21,6 @@ from b4run.sandbox.providers.docker.names import LABEL_OWNED_IMAGE
 AllowImage = Callable[[str], bool]
 """Whether threads may run an image; nothing but True is a yes."""
 
-_REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,511}")
 _REPOSITORY = "b4-sandbox-image"
 _PULL_SECONDS = 900.0
 
@@ -35,7 +33,7 @@ def check_image(reference: str, own: str | None, allow: AllowImage | None) -> st
     """
     if reference == own:
         return reference
-    if _REFERENCE.fullmatch(reference) is None:
+    if not is_image_reference(reference):
         raise ImageRefused(reference=reference[:512], reason="it is not an image reference")
     if allow is None or allow(reference) is not True:
         raise ImageRefused(reference=reference, reason="`images` does not admit it" if allow else "the provider has no `images`")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from b4run.sandbox.scope import resource_id
-from b4run.workspace import WorkspaceIntent, workspace_id
 
 LABEL_SANDBOX = "b4.sandbox"
 """On session containers and workspace volumes: the resource id of their thread."""
@@ -23,23 +22,13 @@ LABEL_GUEST = "b4.guest"
 
 
 class ThreadNames:
-    """The names of one thread's resources. `intent`: they are those of a managed workspace, named by its creation."""
+    """The names of one thread's resources. A managed workspace brings an `id` and its creation's `operation_id`."""
 
-    def __init__(self, scope: str, thread_id: str, intent: WorkspaceIntent | None = None) -> None:
-        self.operation_id = intent.operation_id if intent else None
-        self._name(scope, thread_id, workspace_id(intent) if intent else resource_id(scope, thread_id))
-
-    @classmethod
-    def found(cls, scope: str, thread_id: str, id: str) -> ThreadNames:
-        """Return the names of what the engine has under `id`."""
-        names = cls(scope, thread_id)
-        names._name(scope, thread_id, id)
-        return names
-
-    def _name(self, scope: str, thread_id: str, id: str) -> None:
+    def __init__(self, scope: str, thread_id: str, *, id: str | None = None, operation_id: str | None = None) -> None:
         self.scope = scope
         self.thread_id = thread_id
-        self.id = id
+        self.operation_id = operation_id
+        self.id = id or resource_id(scope, thread_id)
         self.container = f"b4-sbx-{self.id}"
         self.volume = f"b4-sbx-vol-{self.id}"
 

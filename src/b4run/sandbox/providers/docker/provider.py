@@ -10,7 +10,7 @@ from b4run.sandbox.guest import GuestReader, GuestSandbox
 from b4run.sandbox.policy import SandboxPolicy, User
 from b4run.sandbox.providers.docker import controls
 from b4run.sandbox.providers.docker.compute import Containers, Files
-from b4run.sandbox.providers.docker.engine import Engine
+from b4run.sandbox.providers.docker.engine import Engine, as_unavailable
 from b4run.sandbox.providers.docker.images import AllowImage, check_image, find_image, some_image
 from b4run.sandbox.providers.docker.names import (
     LABEL_OPERATION,
@@ -28,10 +28,9 @@ from b4run.workspace import (
     Creation,
     CreationState,
     Environment,
-    Provenance,
     ReadyWorkspace,
     WorkspaceIntent,
-    WorkspaceReference,
+    workspace_id,
 )
 from b4run.workspace.content import SourceContent
 
@@ -141,8 +140,7 @@ class DockerProvider:
         await self._check_image(intent)
         sandbox = await self._containers.acquire(names, intent.environment.identity, policy)
         commit = await sandbox.seed(content, links=intent.environment_links, baseline=intent.baseline == "git")
-        reference = WorkspaceReference.to(intent, {"volume": names.volume})
-        return ReadyWorkspace(reference, Provenance(content.digest, intent.environment, commit))
+        return ReadyWorkspace.made(intent, {"volume": names.volume}, content.digest, commit)
 
     async def connect_workspace(self, intent: WorkspaceIntent, policy: SandboxPolicy) -> GuestSandbox:
         await self._check_image(intent)
@@ -196,7 +194,7 @@ class DockerProvider:
         return await examine(self, self._engine, policy, image=self._image, runtime=self._runtime)
 
     def _names(self, intent: WorkspaceIntent) -> ThreadNames:
-        return ThreadNames(self._scope, intent.thread_id, intent)
+        return ThreadNames(self._scope, intent.thread_id, id=workspace_id(intent), operation_id=intent.operation_id)
 
     async def _managed(self, thread_id: str) -> ThreadNames | None:
         """Find a thread's managed workspace by its labels, for who does not have its record."""
@@ -205,15 +203,13 @@ class DockerProvider:
             found = [volume["Labels"][LABEL_SANDBOX] for volume in await self._engine.list_volumes({"label": labels})]
         except B4Error as error:
             raise SandboxUnavailable(thread_id=thread_id, reason=error.message) from error
-        return ThreadNames.found(self._scope, thread_id, found[0]) if len(found) == 1 else None
+        return ThreadNames(self._scope, thread_id, id=found[0]) if len(found) == 1 else None
 
     async def _check_image(self, intent: WorkspaceIntent) -> None:
         """An identity names one image for ever, and cannot be pulled by itself."""
         identity = intent.environment.identity
-        try:
+        with as_unavailable(intent.thread_id):
             found = await find_image(self._engine, identity)
-        except B4Error as error:
-            raise SandboxUnavailable(thread_id=intent.thread_id, reason=f"{error.message} {error.remedy}".strip()) from error
         if found is None:
             raise WorkspaceUnusable(
                 thread_id=intent.thread_id,
@@ -230,15 +226,11 @@ class DockerProvider:
             raise SandboxUnavailable(thread_id=names.thread_id, reason=f"it was not removed ({error.message})") from error
 
     async def _open_reader(self, names: ThreadNames, run_as_non_root: bool | User) -> GuestReader:
-        try:
+        with as_unavailable(names.thread_id):
             # A reader runs nothing of the image, so any will do.
             image = await self._containers.resolved(self._image or await some_image(self._engine))
             guest = await self._containers.guest_volume(image)
             return await open_reader(self._engine, names, image, guest, run_as_non_root=run_as_non_root, runtime=self._runtime)
-        except SandboxUnavailable:
-            raise
-        except B4Error as error:
-            raise SandboxUnavailable(thread_id=names.thread_id, reason=f"{error.message} {error.remedy}".strip()) from error
 
 
 def docker_sandbox(
