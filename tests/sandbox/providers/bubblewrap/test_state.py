@@ -5,7 +5,6 @@ import os
 import stat
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -155,8 +154,19 @@ def test_removals_that_others_left_are_finished_but_not_those_in_use(state):
 
 
 def test_a_draft_of_a_dead_process_is_dropped_and_one_in_the_making_is_not(state):
-    for name, age in ((".new-old", 7_200), (".new-young", 0)):
-        (state.path / name / "workspace").mkdir(parents=True)
-        os.utime(state.path / name, (time.time() - age, time.time() - age))
+    other = "b" * 40
+    for name in (NAME, other):
+        (state.path / f".new-{name}-0badf00d" / "workspace").mkdir(parents=True)
+    busy = state.hold(other, "t")
     state.tidy()
-    assert [path.name for path in state.path.glob(".new-*")] == [".new-young"]
+    assert [path.name for path in state.path.glob(".new-*")] == [f".new-{other}-0badf00d"]
+    busy.close()
+
+
+@pytest.mark.parametrize("using", ["open", "sweep"])
+def test_the_next_use_of_a_thread_drops_its_draft_and_leaves_others(state, using):
+    other = "b" * 40
+    for name in (NAME, other):
+        (state.path / f".new-{name}-0badf00d" / "workspace").mkdir(parents=True)
+    getattr(state, using)(*((NAME, "t-1") if using == "open" else (NAME,)))
+    assert [path.name for path in state.path.glob(".new-*")] == [f".new-{other}-0badf00d"]

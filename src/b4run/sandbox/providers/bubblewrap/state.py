@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from b4run.errors import B4Error, SandboxHeld, SandboxUnavailable
-from b4run.sandbox.providers.bubblewrap.files import remove_older, remove_tree, tree_bytes
+from b4run.sandbox.providers.bubblewrap.files import remove_tree, tree_bytes
 from b4run.sandbox.providers.bubblewrap.uids import FIRST, Uids
 
 VERSION = 1
@@ -26,8 +26,6 @@ _WORKSPACE = "workspace"
 _ID_LENGTH = 40
 _TOMBSTONE = ".gone-"
 _DRAFT = ".new-"
-_DRAFT_SECONDS = 3_600.0
-"""After which nobody is still making it."""
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -158,7 +156,11 @@ class State:
             StateUnusable, UidsUnavailable: it cannot be made.
             SandboxUnavailable: its files belong to a user this process cannot be.
         """
-        found = self.find(resource_id) or self._create(resource_id, thread_id)
+        found = self.find(resource_id)
+        if found is None:
+            # Whoever left a draft is dead: the thread is ours.
+            self._remove(_DRAFT, resource_id)
+            found = self._create(resource_id, thread_id)
         self.check_owner(found)
         return found
 
@@ -173,7 +175,7 @@ class State:
         as_root = os.geteuid() == 0
         uid = self._uids.take(self._owners()) if as_root else os.geteuid()
         meta = Meta(self.scope, thread_id, uid)
-        draft = self.path / f"{_DRAFT}{secrets.token_hex(8)}"
+        draft = self.path / f"{_DRAFT}{resource_id}-{secrets.token_hex(4)}"
         draft.mkdir(mode=0o700)
         (draft / _WORKSPACE).mkdir(mode=0o755)
         (draft / _WORKSPACE).chmod(0o755)
@@ -191,15 +193,19 @@ class State:
             (self.path / resource_id).rename(self.path / f"{_TOMBSTONE}{resource_id}-{secrets.token_hex(4)}")
 
     def sweep(self, resource_id: str) -> None:
-        """Remove the files of the thread's tombstones, also of an interrupted removal. Blocks for as long as that takes."""
-        for path in self.path.glob(f"{_TOMBSTONE}{resource_id}-*"):
+        """Remove what an interrupted making or removal of the thread left, and its tombstones. The caller holds the thread. Blocks."""
+        for prefix in (_TOMBSTONE, _DRAFT):
+            self._remove(prefix, resource_id)
+
+    def _remove(self, prefix: str, resource_id: str) -> None:
+        for path in self.path.glob(f"{prefix}{resource_id}-*"):
             remove_tree(path)
 
     def tidy(self) -> list[str]:
-        """Finish interrupted removals, and drop drafts of processes that died; return the folders' names. Blocks."""
+        """Finish what processes that died were making or removing; return the folders' names. Blocks."""
         removed = []
-        for path in self.path.glob(f"{_TOMBSTONE}*"):
-            resource_id = path.name.removeprefix(_TOMBSTONE)[:_ID_LENGTH]
+        for path in [*self.path.glob(f"{_TOMBSTONE}*"), *self.path.glob(f"{_DRAFT}*")]:
+            resource_id = path.name.removeprefix(_TOMBSTONE).removeprefix(_DRAFT)[:_ID_LENGTH]
             with suppress(SandboxHeld):
                 hold = self.hold(resource_id, resource_id)
                 try:
@@ -207,7 +213,7 @@ class State:
                     removed.append(path.name)
                 finally:
                     hold.close(forget=not self.has(resource_id))
-        return removed + remove_older(self.path, f"{_DRAFT}*", _DRAFT_SECONDS)
+        return removed
 
     def abandoned(self) -> Iterator[Hold]:
         """Give out, one after the other, the locks whose holder died or whose thread is gone; each is given up at the next."""
