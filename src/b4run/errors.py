@@ -264,6 +264,41 @@ class GrantUnknown(B4Error):
     hint = "`b4 permissions ls` lists them."
 
 
+class ThreadBusy(B4Error):
+    """Thread {thread_id!r} is in use: {reason}"""
+
+    code = "B4_E5008"
+    hint = "Wait for its run to end, cancel it, or ask for `enqueue`."
+
+
+class SlotLost(B4Error):
+    """Thread {thread_id!r} was taken from this run, which may not write to it any more."""
+
+    code = "B4_E5009"
+    hint = "The process was not heard of for too long, or the run did not end when it was cancelled."
+
+
+class RunTimedOut(B4Error):
+    """The run was ended after {seconds:g} s, as was asked."""
+
+    code = "B4_E5010"
+    hint = "Ask for a longer `timeout_ms`; the thread can go on from here."
+
+
+class AccessPolicyInvalid(AppInvalid):
+    """{file}: {reason}"""
+
+    code = "B4_E3003"
+    hint = "It binds `policy` to a ThreadAccess, such as `owned_threads()`."
+
+
+class AuthInvalid(AppInvalid):
+    """{file}: {reason}"""
+
+    code = "B4_E3005"
+    hint = "It binds `authenticate`, an `async def` function that returns a Principal, a Rejected or None."
+
+
 class ToolScopeInvalid(AppInvalid):
     """Route {route}: `tools.{field}` names {names}, which this agent does not have."""
 

@@ -262,9 +262,9 @@ def test_http_options_need_a_policy_and_a_provider(tmp_path: Path, option: str) 
     with pytest.raises(ConfigInvalid) as refused:
         load(tmp_path, body)
     without = [issue.message for issue in refused.value.issues]
-    assert without[0] == "needs an access policy, and there is no access.py beside b4_config.py"
+    assert without[0] == "needs an access policy, and there is no thread_access.py beside b4_config.py"
     assert without[1].startswith("provider 'mine' ")
-    (tmp_path / "access.py").write_text("")
+    (tmp_path / "thread_access.py").write_text("")
     with pytest.raises(ConfigInvalid) as refused:
         load(tmp_path, body)
     assert [issue.message for issue in refused.value.issues] == without[1:]

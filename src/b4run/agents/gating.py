@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal
 
 from langgraph.errors import GraphBubbleUp
@@ -25,6 +26,10 @@ class Answer:
     decision: Choice
     scope: GrantScope = GrantScope.THREAD
     pattern: str | None = None
+    expires_at: datetime | None = None
+    """When an `always` is over."""
+    by: str = "user"
+    """Who gave it."""
 
     @classmethod
     def of(cls, answer: Answer | str) -> Answer:
@@ -44,6 +49,8 @@ class Answer:
             "decision": self.decision,
             "scope": self.scope.value,
             "pattern": self.pattern,
+            "expiresAt": None if self.expires_at is None else self.expires_at.isoformat(),
+            "by": self.by,
         }
 
 
@@ -109,7 +116,8 @@ class CallGate:
             thread=self.rules,
             scope=GrantScope(answer["scope"]),
             pattern=answer["pattern"],
-            granted_by="user",
+            granted_by=answer["by"],
+            expires_at=None if answer["expiresAt"] is None else datetime.fromisoformat(answer["expiresAt"]),
         )
         if warning is not None:
             logger.warning(warning, extra={"event": "permission.not_kept", "thread_id": self.thread_id})

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from b4run.agents import Agent, Route
 from b4run.agents.scope import children, route_warnings
+from b4run.app.access import load_access
 from b4run.app.entries import load_entries
 from b4run.app.layout import find_layout
 from b4run.config import Config, ConfigInvalid, Issue, LoadedConfig, load_config
@@ -69,6 +70,7 @@ async def check_app(folder: str | os.PathLike[str], *, preflight: bool = True) -
         issues += await preflight_issues(config.sandbox.provider, config.sandbox.policy)
     if loaded is not None:
         issues += await workspace_issues(loaded)
+    issues += access_issues(root)
     return Report(root, tuple(issues), tuple(entries.routes.values()), _workspace(config, root) if loaded else "")
 
 
@@ -89,6 +91,15 @@ def _config(root: Path) -> tuple[LoadedConfig | None, list[Issue]]:
     except B4Error as error:
         issues.append(issue_of(error, key="permissions.mode"))
     return loaded, issues
+
+
+def access_issues(root: Path) -> list[Issue]:
+    """Return why the app's access policy or authentication cannot be used."""
+    try:
+        load_access(root)
+    except B4Error as error:
+        return [issue_of(error)]
+    return []
 
 
 async def workspace_issues(loaded: LoadedConfig) -> list[Issue]:

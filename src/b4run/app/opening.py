@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from langgraph.checkpoint.base import BaseCheckpointSaver
+
 from b4run.agents import AgentRuntime, Route, local_workspace, open_checkpoints
 from b4run.agents.runtime import RulesOf
 from b4run.app.check import LOCAL_WORKSPACE
@@ -20,7 +22,7 @@ from b4run.permissions import PermissionGate, ThreadRules, mode_in_force
 from b4run.sandbox import SandboxProvider, SandboxSupervisor
 from b4run.sandbox.contract import ManagedWorkspaceProvider
 from b4run.storage import Storage, app_storage_url, open_storage, state_folder
-from b4run.threads import ManagedWorkspaces, WorkspaceResolver
+from b4run.threads import ManagedWorkspaces, SharedSandboxes, StagedWorkspaces, WorkspaceResolver
 from b4run.threads.workspaces import MetadataOf
 from b4run.workspace import WorkspaceDefinition
 
@@ -37,8 +39,12 @@ class App:
     routes: Mapping[str, Route]
     runtime: AgentRuntime
     sandboxes: SandboxSupervisor
+    shared: SharedSandboxes
+    """The same, for processes that share the app's database."""
     permissions: PermissionGate
     storage: Storage
+    checkpoints: BaseCheckpointSaver[Any]
+    managed: ManagedWorkspaces | None
 
 
 @asynccontextmanager
@@ -53,9 +59,9 @@ async def open_app(
     """Open the app at or above `start` (default: the current folder) for the length of the block.
 
     `model`, a chat model, stands in for every agent's; `provider` for the configured one. With `can_ask` False a call that needs an
-    approval is refused. `metadata_of` gives what a thread was created with, which resolvers are told. Nothing is created before
-    configuration and routes are known to be usable. Workspaces that a crash left half made or half removed are finished in the
-    background. At the end warm compute is released; conversations and workspaces stay in `.b4/`.
+    approval is refused. `metadata_of` gives what a thread was created with, which resolvers are told (default: what its row says).
+    Nothing is created before configuration and routes are known to be usable. Workspaces that a crash left half made or half removed
+    are finished in the background. At the end warm compute is released; conversations and workspaces stay in `.b4/`.
 
     Raises:
         AppInvalid, AppFileBroken, ConfigInvalid: the app cannot be used; says every reason.
@@ -67,15 +73,16 @@ async def open_app(
     mode = mode_in_force(permissions.mode)
     async with AsyncExitStack() as stack:
         storage = await stack.enter_async_context(open_storage(app_storage_url(loaded.root)))
-        checkpoints = await stack.enter_async_context(open_checkpoints(state_folder(loaded.root) / CHECKPOINTS_FILE))
+        checkpoints = await stack.enter_async_context(open_checkpoints(_checkpoints(loaded.root, storage)))
         managed = manage(loaded, storage, provider, metadata_of)
         sandboxes = await stack.enter_async_context(_sandboxes(loaded.root, config, managed or provider))
+        shared = SharedSandboxes(sandboxes, storage.slots)
         if managed is not None:
             stack.push_async_callback(_ended, asyncio.create_task(managed.keep_recovering()))
         gate = PermissionGate(mode, allow=permissions.allow.lists, deny=permissions.deny.lists, grants=storage.grants)
         runtime = AgentRuntime(
             routes,
-            sandboxes=sandboxes,
+            sandboxes=shared,
             permissions=gate,
             checkpointer=checkpoints,
             model=model,
@@ -83,7 +90,7 @@ async def open_app(
             can_ask=can_ask,
             rules_of=None if managed is None else _rules_of(managed),
         )
-        yield App(loaded.root, config, loaded.warnings, routes, runtime, sandboxes, gate, storage)
+        yield App(loaded.root, config, loaded.warnings, routes, runtime, sandboxes, shared, gate, storage, checkpoints, managed)
 
 
 def manage(
@@ -100,7 +107,30 @@ def manage(
     used = provider or sandbox.provider
     if not isinstance(used, ManagedWorkspaceProvider):
         raise ConfigurationError(reason=f"provider {used.name!r} has no managed workspaces, and the app's threads start from one")
-    return ManagedWorkspaces(used, storage, resolver, policy=sandbox.policy, metadata_of=metadata_of)
+    staged = StagedWorkspaces(storage.uploads, storage.workspaces) if sandbox.staging is not None else None
+    return ManagedWorkspaces(
+        used,
+        storage,
+        resolver,
+        policy=sandbox.policy,
+        metadata_of=metadata_of or _metadata_of(storage),
+        staged_of=None if staged is None else staged.of,
+    )
+
+
+def _metadata_of(storage: Storage) -> MetadataOf:
+    async def of(thread_id: str) -> Mapping[str, Any]:
+        row = await storage.threads.find(thread_id)
+        return {} if row is None else row.metadata
+
+    return of
+
+
+def _checkpoints(root: Path, storage: Storage) -> Path | str:
+    """Conversations lie beside the records: in a file of the app's, or in the same PostgreSQL."""
+    if storage.engine.dialect.name == "postgresql":
+        return storage.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    return state_folder(root) / CHECKPOINTS_FILE
 
 
 def _rules_of(managed: ManagedWorkspaces) -> RulesOf:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 COMMANDS = {
     "check": "validate the app, and what its sandbox needs from this host",
     "run": "run one turn of a route: JSON in, JSON out, or live on a terminal",
+    "dev": "serve the app on this machine, and restart it when a file changes",
+    "start": "serve the app, for production",
     "routes": "list the app's routes",
     "sandbox": "list sandboxes, run a command in one, read its files, remove it",
     "permissions": "list and revoke what was allowed for good",

@@ -56,6 +56,7 @@ def _document(grant: Grant) -> dict[str, object]:
         "threadId": grant.thread_id,
         "grantedBy": grant.granted_by,
         "grantedAt": grant.granted_at.isoformat() if grant.granted_at else None,
+        "expiresAt": grant.expires_at.isoformat() if grant.expires_at else None,
     }
 
 

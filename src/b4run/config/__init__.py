@@ -2,7 +2,7 @@
 
 from b4run.config.issues import ConfigInvalid, Issue
 from b4run.config.loading import CONFIG_FILE, LoadedConfig, find_root, load_config
-from b4run.config.models import Config, Permissions, Rules, Sandbox, Staging, ThreadPermissions
+from b4run.config.models import Config, Cors, Permissions, Rules, Sandbox, Server, Staging, ThreadPermissions
 from b4run.config.thread import ThreadContext, ThreadPolicy, ThreadSandbox
 from b4run.sandbox.policy import Allow, Deny, Resources, Security, User
 from b4run.workspace import ExtraFile, WorkspaceDefinition, WorkspaceSource
@@ -12,6 +12,7 @@ __all__ = [
     "Allow",
     "Config",
     "ConfigInvalid",
+    "Cors",
     "Deny",
     "ExtraFile",
     "Issue",
@@ -21,6 +22,7 @@ __all__ = [
     "Rules",
     "Sandbox",
     "Security",
+    "Server",
     "Staging",
     "ThreadContext",
     "ThreadPermissions",

@@ -25,11 +25,13 @@ Resolver = Callable[[Any], Awaitable[Any]]
 
 
 class Staging(StrictModel):
-    """Bounds of uploaded workspaces: bytes of one upload, its time, bytes of all that are held, time an unused one is kept."""
+    """Bounds of uploaded workspaces: bytes of one upload, its time, bytes of all that are held (by one uploader, if that is less), time an
+    unused one is kept."""
 
     max_upload_bytes: Annotated[int, Field(ge=1, le=96 * MIB)] = 96 * MIB
     upload_timeout_ms: Annotated[Milliseconds, Field(ge=1)] = 120_000
     max_staged_bytes: Annotated[int, Field(ge=1, le=16 * GIB)] = GIB
+    max_uploader_bytes: Annotated[int, Field(ge=1, le=16 * GIB)] | None = None
     retention_ms: Annotated[Milliseconds, Field(ge=60_000, le=30 * 86_400_000)] = 86_400_000
 
 
@@ -114,6 +116,13 @@ class Sandbox(StrictModel):
         return self.workspace is not None or self.thread is not None
 
     @property
+    def staging(self) -> Staging | None:
+        """The bounds of uploaded workspaces; None when there are none."""
+        if isinstance(self.staged_workspaces, Staging):
+            return self.staged_workspaces
+        return Staging() if self.staged_workspaces else None
+
+    @property
     def policy(self) -> SandboxPolicy:
         """What every thread's sandbox may do and use."""
         return SandboxPolicy(network=self.network, env=self.env, resources=self.resources, security=self.security)
@@ -178,12 +187,45 @@ class Permissions(ThreadPermissions):
     mode: Literal["interactive", "non-interactive", "bypass"] = "interactive"
 
 
+class Cors(StrictModel):
+    """Which pages of other origins may call the server. `origins`: a tuple, or "*" for all, which `credentials` exclude.
+
+    `headers` None allows what a preflight asks for; `max_age_s` is how long a browser may remember the answer.
+    """
+
+    origins: tuple[str, ...] | Literal["*"]
+    credentials: bool = False
+    methods: tuple[str, ...] = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+    headers: tuple[str, ...] | None = None
+    expose_headers: tuple[str, ...] = ()
+    max_age_s: Annotated[int, Field(ge=0, le=86_400)] = 600
+
+    @field_validator("origins", "methods", "headers", "expose_headers", mode="before")
+    @classmethod
+    def _as_tuple(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("credentials")
+    @classmethod
+    def _check_credentials(cls, credentials: bool, info: ValidationInfo) -> bool:
+        if credentials and info.data.get("origins") == "*":
+            raise ValueError('cannot stand beside origins "*": any page could act as its visitor; name the origins')
+        return credentials
+
+
+class Server(StrictModel):
+    """How the app is served. `cors` None: no page of another origin may call it."""
+
+    cors: Cors | None = None
+
+
 class Config(StrictModel):
     """An app. `app_dir` is the folder of its routes, relative to the root; without `sandbox` the tools work on `workspace/`."""
 
     app_dir: str = "app"
     permissions: Permissions = Field(default_factory=Permissions)
     sandbox: Sandbox | None = None
+    server: Server = Field(default_factory=Server)
 
     @field_validator("app_dir")
     @classmethod

@@ -10,7 +10,7 @@ from b4run.config.models import Config, Sandbox
 from b4run.errors import ConfigurationError
 from b4run.sandbox.contract import Capability, Severity
 
-ACCESS_FILE = "access.py"
+ACCESS_FILE = "thread_access.py"
 METADATA_ENDPOINT = "169.254.169.254"
 
 
@@ -54,8 +54,13 @@ def _http_issues(sandbox: Sandbox, root: Path, file: str) -> Iterator[Issue]:
             yield _refusal(
                 f"sandbox.{key}", f"provider {sandbox.provider.name!r} {lack}", file, "Use a provider that can, or remove the key."
             )
-        elif has_policy:
-            yield _refusal(f"sandbox.{key}", "this version of b4run has no server that would offer it", file, "Remove the key.")
+        elif key == "workspace_read" and not sandbox.manages_workspaces:
+            yield _refusal(
+                f"sandbox.{key}", "reads managed workspaces, and the app's threads have none", file, "Add `workspace` or `thread`."
+            )
+        elif key == "staged_workspaces" and not (sandbox.thread is not None or callable(sandbox.workspace)):
+            reason = "needs a resolver that decides what becomes of an upload"
+            yield _refusal(f"sandbox.{key}", reason, file, "Make `workspace` an `async def` function of the thread, or add `thread`.")
     if "workspace_read_timeout_ms" in sandbox.model_fields_set and not sandbox.workspace_read:
         yield _refusal("sandbox.workspace_read_timeout_ms", "bounds `workspace_read`, which is off", file, "Remove the key, or turn it on.")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 
 from b4run.errors import DispatchRefused, PermissionRefused
@@ -86,6 +87,7 @@ class PermissionGate:
         scope: GrantScope = GrantScope.THREAD,
         pattern: str | None = None,
         granted_by: str = "",
+        expires_at: datetime | None = None,
     ) -> str | None:
         """Keep an "always": the exact request, or the wider `pattern`, for the thread or the app.
 
@@ -100,6 +102,7 @@ class PermissionGate:
             exact=pattern is None,
             thread_id=None if everywhere else thread_id,
             granted_by=granted_by,
+            expires_at=expires_at,
         )
         try:
             await self.grants.add(grant)

@@ -38,6 +38,8 @@ class Grant:
     """Given by the store."""
     granted_at: datetime | None = None
     """Given by the store, in UTC."""
+    expires_at: datetime | None = None
+    """When it is over, in UTC; None: when it is revoked."""
 
     @property
     def scope(self) -> GrantScope:
@@ -48,7 +50,7 @@ class GrantStore(Protocol):
     """Keeps grants across processes."""
 
     async def list(self, thread_id: str | None = None) -> Sequence[Grant]:
-        """Return the grants that hold for a thread, the app's included; without one all grants. Oldest first."""
+        """Return the grants that hold for a thread, the app's included; without one all grants. Oldest first, without expired ones."""
 
     async def add(self, grant: Grant) -> Grant:
         """Keep a grant and return it with id and time; one that is there already is returned as it is.
@@ -72,11 +74,16 @@ class MemoryGrantStore:
         self._ids = itertools.count(1)
 
     async def list(self, thread_id: str | None = None) -> Sequence[Grant]:
-        return [grant for grant in self._grants.values() if thread_id is None or grant.thread_id in (None, thread_id)]
+        now = datetime.now(UTC)
+        return [
+            grant
+            for grant in self._grants.values()
+            if (thread_id is None or grant.thread_id in (None, thread_id)) and (grant.expires_at is None or grant.expires_at > now)
+        ]
 
     async def add(self, grant: Grant) -> Grant:
         check_grant(grant)
-        for known in self._grants.values():
+        for known in await self.list():
             if _same(known, grant):
                 return known
         kept = replace(grant, id=next(self._ids), granted_at=datetime.now(UTC))

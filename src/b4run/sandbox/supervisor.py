@@ -124,6 +124,13 @@ class SandboxSupervisor:
             self._destroying[thread_id] = task
         await asyncio.shield(task)
 
+    async def abandon(self, thread_id: str) -> None:
+        """Drop the thread's compute under whoever holds it; files stay. For work that does not heed its cancellation."""
+        await self._destroyed(thread_id)
+        session = self._sessions.pop(thread_id, None)
+        if session is not None:
+            await session.end("its holder does not end", "release", 0)
+
     async def aclose(self, *, deadline_ms: int = 10_000) -> None:
         """Take no new work, let calls finish within `deadline_ms`, release every thread and close the provider; files stay.
 

@@ -17,7 +17,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from b4run.errors import StorageUnusable
 from b4run.storage.grants import SqlGrantStore
 from b4run.storage.locks import Locks
+from b4run.storage.runs import SqlRunStore
+from b4run.storage.slots import SqlSlotStore
 from b4run.storage.tables import HEAD
+from b4run.storage.threads import SqlThreadStore
+from b4run.storage.uploads import SqlUploadStore
 from b4run.storage.workspaces import SqlWorkspaceStore
 
 DATABASE_VARIABLE = "B4_DATABASE_URL"
@@ -46,6 +50,22 @@ class Storage:
     @cached_property
     def workspaces(self) -> SqlWorkspaceStore:
         return SqlWorkspaceStore(self.engine)
+
+    @cached_property
+    def threads(self) -> SqlThreadStore:
+        return SqlThreadStore(self.engine)
+
+    @cached_property
+    def runs(self) -> SqlRunStore:
+        return SqlRunStore(self.engine)
+
+    @cached_property
+    def slots(self) -> SqlSlotStore:
+        return SqlSlotStore(self.engine)
+
+    @cached_property
+    def uploads(self) -> SqlUploadStore:
+        return SqlUploadStore(self.engine)
 
     @cached_property
     def locks(self) -> Locks:

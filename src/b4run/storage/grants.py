@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -16,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from b4run.errors import StorageUnusable
 from b4run.permissions.grants import Grant, GrantNotRecorded, check_grant
 from b4run.permissions.rules import Key
+from b4run.storage.statements import now_ms
 from b4run.storage.tables import grants
 
 
@@ -27,7 +27,8 @@ class SqlGrantStore:
         self._reader = engine.execution_options(reading=True)
 
     async def list(self, thread_id: str | None = None) -> Sequence[Grant]:
-        query = select(grants).order_by(grants.c.id)
+        valid = or_(grants.c.expires_ms.is_(None), grants.c.expires_ms > now_ms())
+        query = select(grants).where(valid).order_by(grants.c.id)
         if thread_id is not None:
             query = query.where(or_(grants.c.thread_id == thread_id, grants.c.thread_id.is_(None)))
         try:
@@ -42,6 +43,7 @@ class SqlGrantStore:
         try:
             try:
                 async with self._engine.begin() as connection:
+                    await connection.execute(delete(grants).where(grants.c.digest == digest, grants.c.expires_ms <= now_ms()))
                     await connection.execute(insert(grants).values(digest=digest, **_values(grant)))
             except IntegrityError:
                 pass  # It is there already, which is what was asked for.
@@ -71,7 +73,8 @@ def _values(grant: Grant) -> dict[str, Any]:
         "exact": grant.exact,
         "thread_id": grant.thread_id,
         "granted_by": grant.granted_by,
-        "granted_ms": time.time_ns() // 1_000_000,
+        "granted_ms": now_ms(),
+        "expires_ms": None if grant.expires_at is None else int(grant.expires_at.timestamp() * 1_000),
     }
 
 
@@ -89,4 +92,5 @@ def _grant(row: Row[Any]) -> Grant:
         granted_by=row.granted_by,
         id=row.id,
         granted_at=datetime.fromtimestamp(row.granted_ms / 1_000, UTC),
+        expires_at=None if row.expires_ms is None else datetime.fromtimestamp(row.expires_ms / 1_000, UTC),
     )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import delete, exists, insert, select
+from sqlalchemy import ColumnElement, delete, exists, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from b4run.storage.tables import source_rows, sources, workspaces
+from b4run.storage.statements import now_ms
+from b4run.storage.tables import source_rows, sources, staged, workspaces
 from b4run.workspace import SourceBundle, SourceEntry
 from b4run.workspace.bundle import json_size
 from b4run.workspace.content import PIECE_BYTES
@@ -35,20 +35,24 @@ class StoredSource:
 
 async def store_source(connection: AsyncConnection, bundle: SourceBundle) -> None:
     """Keep a source within the transaction of `connection`; one that is there already stays as it is."""
-    if await connection.scalar(select(exists().where(sources.c.digest == bundle.digest))):
+    await store_content(connection, bundle.digest, bundle.manifest, (file.data for file in bundle.files))
+
+
+async def store_content(connection: AsyncConnection, digest: str, manifest: Sequence[SourceEntry], content: Iterable[bytes]) -> None:
+    """As `store_source`, of verified files whose bytes come in the manifest's order, in pieces of any size."""
+    if await connection.scalar(select(exists().where(sources.c.digest == digest))):
         return
-    manifest = bundle.manifest
     values = {
         "files": len(manifest),
-        "bytes": bundle.total_bytes,
+        "bytes": sum(entry.size for entry in manifest),
         "json_bytes": json_size(manifest),
-        "stored_ms": time.time_ns() // 1_000_000,
+        "stored_ms": now_ms(),
     }
-    await connection.execute(insert(sources).values(digest=bundle.digest, uploaded_ms=None, **values))
+    await connection.execute(insert(sources).values(digest=digest, uploaded_ms=None, **values))
     listed = json.dumps([[entry.path, entry.size, entry.executable] for entry in manifest], separators=(",", ":")).encode()
-    for part, pieces in ((_MANIFEST, _cut([listed])), (_CONTENT, _cut(file.data for file in bundle.files))):
+    for part, pieces in ((_MANIFEST, _cut([listed])), (_CONTENT, _cut(content))):
         for number, data in enumerate(pieces):
-            await connection.execute(insert(source_rows).values(digest=bundle.digest, part=part, number=number, data=data))
+            await connection.execute(insert(source_rows).values(digest=digest, part=part, number=number, data=data))
 
 
 async def find_source(engine: AsyncEngine, digest: str) -> StoredSource | None:
@@ -63,9 +67,13 @@ async def find_source(engine: AsyncEngine, digest: str) -> StoredSource | None:
 
 
 async def drop_unused(connection: AsyncConnection, digest: str) -> None:
-    """Drop a source that no workspace names and nobody uploaded."""
-    unused = ~exists().where(workspaces.c.source_digest == digest)
-    await connection.execute(delete(sources).where(sources.c.digest == digest, sources.c.uploaded_ms.is_(None), unused))
+    """Drop a source that nothing names and nobody uploaded."""
+    await connection.execute(delete(sources).where(sources.c.digest == digest, sources.c.uploaded_ms.is_(None), unused()))
+
+
+def unused() -> ColumnElement[bool]:
+    """Whether neither a workspace nor a thread that waits for its workspace names a source."""
+    return ~exists().where(workspaces.c.source_digest == sources.c.digest) & ~exists().where(staged.c.source_digest == sources.c.digest)
 
 
 async def _row(engine: AsyncEngine, digest: str, part: int, number: int) -> bytes | None:
@@ -75,7 +83,7 @@ async def _row(engine: AsyncEngine, digest: str, part: int, number: int) -> byte
     return found
 
 
-def _cut(data: Iterator[bytes] | Sequence[bytes]) -> Iterator[bytes]:
+def _cut(data: Iterable[bytes]) -> Iterator[bytes]:
     """Join and cut to pieces of at most `PIECE_BYTES`."""
     waiting = bytearray()
     for piece in data:

@@ -6,10 +6,8 @@ revision first, so that of two writers one is refused.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from b4run.errors import StorageUnusable, WorkspaceInvalid
 from b4run.storage.sources import StoredSource, drop_unused, find_source, store_source
+from b4run.storage.statements import now_ms, thread_key
 from b4run.storage.tables import installation, thread_sandboxes, workspaces
 from b4run.workspace import ReadyWorkspace, SourceBundle, WorkspaceIntent
 from b4run.workspace.captured import compact
@@ -81,7 +80,7 @@ class SqlWorkspaceStore:
 
     async def find(self, thread_id: str) -> WorkspaceRecord | None:
         """Return the thread's record, or None."""
-        found = await self._select(workspaces.c.key == _key(thread_id))
+        found = await self._select(workspaces.c.key == thread_key(thread_id))
         return found[0] if found else None
 
     async def unfinished(self) -> Sequence[WorkspaceRecord]:
@@ -98,9 +97,9 @@ class SqlWorkspaceStore:
         try:
             async with self._engine.begin() as connection:
                 await store_source(connection, source)
-                await connection.execute(insert(workspaces).values(key=_key(intent.thread_id), **_values(record)))
+                await connection.execute(insert(workspaces).values(key=thread_key(intent.thread_id), **_values(record)))
                 if sandbox is not None:
-                    await connection.execute(insert(thread_sandboxes).values(key=_key(intent.thread_id), payload=sandbox))
+                    await connection.execute(insert(thread_sandboxes).values(key=thread_key(intent.thread_id), payload=sandbox))
         except IntegrityError as error:
             raise RecordChanged from error
         except SQLAlchemyError as error:
@@ -163,13 +162,9 @@ class SqlWorkspaceStore:
         return found
 
 
-def _key(thread_id: str) -> str:
-    return hashlib.sha256(thread_id.encode(errors="surrogatepass")).hexdigest()
-
-
 def _same(record: WorkspaceRecord) -> list[Any]:
     wanted = (
-        workspaces.c.key == _key(record.thread_id),
+        workspaces.c.key == thread_key(record.thread_id),
         workspaces.c.state == record.state.value,
         workspaces.c.revision == record.revision,
     )
@@ -193,7 +188,7 @@ def _values(record: WorkspaceRecord) -> dict[str, Any]:
         "source_digest": record.intent.source_digest,
         "intent": intent,
         "ready": ready,
-        "changed_ms": time.time_ns() // 1_000_000,
+        "changed_ms": now_ms(),
     }
 
 

@@ -28,10 +28,13 @@ from b4run.sandbox.policy import SandboxPolicy, User
 from b4run.storage import RecordChanged, RecordState, Storage, WorkspaceRecord
 from b4run.threads.record import ThreadRecord, merged_policy, read_record
 from b4run.threads.resolving import Resolution, WorkspaceResolver
-from b4run.workspace import CreationState, Environment, ReadyWorkspace, WorkspaceIntent, create_workspace_intent
+from b4run.workspace import CapturedWorkspace, CreationState, Environment, ReadyWorkspace, WorkspaceIntent, create_workspace_intent
 
 MetadataOf = Callable[[str], Awaitable[Mapping[str, Any]]]
 """What a thread was created with; asked only when a resolver is."""
+
+StagedOf = Callable[[str], Awaitable[CapturedWorkspace | None]]
+"""The upload that a thread was created with."""
 
 _BUSY_SECONDS = 0.05
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
@@ -54,8 +57,8 @@ class Step(StrEnum):
 class ManagedWorkspaces:
     """A `SandboxProvider` whose threads start from recorded workspaces.
 
-    `policy` is the app's; `metadata_of` gives what resolvers are told. `lock_deadline_s`: how long to wait for another process that works
-    on the same thread. `on_step` hears of each step, for tests of crashes.
+    `policy` is the app's; `metadata_of` and `staged_of` give what resolvers are told. `lock_deadline_s`: how long to wait for another
+    process that works on the same thread. `on_step` hears of each step, for tests of crashes.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class ManagedWorkspaces:
         *,
         policy: SandboxPolicy,
         metadata_of: MetadataOf | None = None,
+        staged_of: StagedOf | None = None,
         lock_deadline_s: float = 100.0,
         on_step: Callable[[Step], None] | None = None,
     ) -> None:
@@ -75,6 +79,7 @@ class ManagedWorkspaces:
         self._resolver = resolver
         self._policy = policy
         self._metadata_of = metadata_of or _no_metadata
+        self._staged_of = staged_of or _nothing_staged
         self._lock_deadline_s = lock_deadline_s
         self._on_step = on_step or _nothing
         self._installation: str | None = None
@@ -144,6 +149,17 @@ class ManagedWorkspaces:
         self._check_retention(record)
         return await self.provider.open_managed_reader(record.intent, run_as_non_root=run_as_non_root)
 
+    async def recorded(self, thread_id: str) -> WorkspaceRecord | None:
+        """Return what is recorded of the thread's workspace, made or in the making; None when it never ran.
+
+        Raises:
+            WorkspaceUnusable: it is being deleted, expired, or another installation's.
+        """
+        record = await self._find(thread_id)
+        if record is not None:
+            self._check_retention(record)
+        return record
+
     async def knows(self, thread_id: str) -> bool:
         """Whether anything is recorded of the thread, usable or not."""
         return await self._store.find(thread_id) is not None
@@ -199,7 +215,9 @@ class ManagedWorkspaces:
 
     async def _admit(self, thread_id: str, policy: SandboxPolicy) -> WorkspaceRecord:
         """Everything that can refuse the thread comes before anything is recorded; the record before anything is made."""
-        resolution = await self._resolver.resolve(ThreadContext(thread_id, await self._metadata_of(thread_id)))
+        resolution = await self._resolver.resolve(
+            ThreadContext(thread_id, await self._metadata_of(thread_id), await self._staged_of(thread_id))
+        )
         merged_policy(thread_id, policy, resolution.policy)
         intent = create_workspace_intent(
             operation_id=str(uuid.uuid4()),
@@ -341,6 +359,10 @@ class ManagedWorkspaces:
 
 async def _no_metadata(_: str) -> Mapping[str, Any]:
     return {}
+
+
+async def _nothing_staged(_: str) -> CapturedWorkspace | None:
+    return None
 
 
 def _nothing(_: Step) -> None:

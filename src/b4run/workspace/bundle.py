@@ -90,7 +90,7 @@ class SourceBundle:
         return b"".join(self.json_pieces())
 
 
-def base64_pieces(data: bytes) -> Iterator[bytes]:
+def base64_pieces(data: bytes | bytearray) -> Iterator[bytes]:
     """Give out the base64 of `data` piece by piece."""
     if len(data) <= _PIECE:
         yield binascii.b2a_base64(data, newline=False)

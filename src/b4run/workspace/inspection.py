@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
@@ -57,7 +57,7 @@ class TreeReader(Protocol):
     async def stat(self, path: str, *, follow: bool = True) -> Entry: ...
 
     async def read_tree(
-        self, path: str = ".", *, skip: Collection[str] = (), max_entries: int, max_file_bytes: int, max_total_bytes: int
+        self, path: str = ".", *, skip: Sequence[str] = (), max_entries: int, max_file_bytes: int, max_total_bytes: int
     ) -> Tree: ...
 
 
@@ -78,7 +78,7 @@ async def inspect_workspace(
     reader: TreeReader,
     *,
     root: str | None = None,
-    exclude_root_directories: Collection[str] = (),
+    exclude_root_directories: Sequence[str] = (),
     expected_root_symlinks: Mapping[str, str] = _NO_LINKS,
     max_entries: int = MAX_ENTRIES,
     max_file_bytes: int = MAX_FILE_BYTES,
