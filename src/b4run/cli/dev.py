@@ -23,8 +23,8 @@ DEFAULT_PORT = 2_024
 LOOK_EVERY_S = 0.4
 STOP_S = 5.0
 """How long a child may take to end; then it is killed."""
-_NOT_WATCHED = frozenset({".b4", "workspace", "node_modules", "__pycache__", ".git", ".venv", "venv", ".mypy_cache", ".ruff_cache"})
-"""Where agents and tools write."""
+_NOT_WATCHED = frozenset({"workspace", "node_modules", "__pycache__", ".git", ".venv", "venv"})
+"""Where agents and tools write; besides, every folder whose `.gitignore` leaves out all of it, as `.b4` and sandboxes' have it."""
 _MAX_WATCHED = 20_000
 
 
@@ -115,6 +115,9 @@ def snapshot(root: Path) -> dict[str, tuple[int, int]]:
     """Return what the app's files look like now: time and size by path, without places that agents write to."""
     found: dict[str, tuple[int, int]] = {}
     for folder, folders, files in os.walk(root):
+        if ".gitignore" in files and _ignores_all(os.path.join(folder, ".gitignore")):
+            folders.clear()
+            continue
         folders[:] = sorted(name for name in folders if name not in _NOT_WATCHED)
         for name in files:
             path = os.path.join(folder, name)
@@ -126,6 +129,14 @@ def snapshot(root: Path) -> dict[str, tuple[int, int]]:
             if len(found) >= _MAX_WATCHED:
                 return found
     return found
+
+
+def _ignores_all(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return b"*" in file.read(1_024).splitlines()
+    except OSError:
+        return False
 
 
 async def _serve(options: argparse.Namespace) -> int:

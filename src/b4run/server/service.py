@@ -19,8 +19,8 @@ from b4run.threads import Runs, Slots, ThreadDeletion
 
 DRAIN_SECONDS = 30.0
 """From the first signal to the last run."""
-_END_SECONDS = 10.0
-"""Of those, what runs that were ended have to unwind."""
+_END_SHARE = 1 / 3
+"""Of those, what is kept for runs that were ended to unwind."""
 PING_SECONDS = 15.0
 UPLOADS_AT_ONCE = 1
 STAGED_CREATES_AT_ONCE = 4
@@ -57,8 +57,7 @@ class Service:
     async def drain(self) -> None:
         """Take nothing new, let runs finish, end what does not; called once, before the process goes."""
         self.closing = True
-        finish_s = max(0.0, self.drain_s - _END_SECONDS)
-        left = await self.runs.drain(finish_s=finish_s, end_s=min(self.drain_s, _END_SECONDS))
+        left = await self.runs.drain(finish_s=self.drain_s * (1 - _END_SHARE), end_s=self.drain_s * _END_SHARE)
         if left:
             fields = {"event": "server.not_drained", "runs": [run.run_id for run in left]}
             logger.warning("%d runs did not end in time", len(left), extra=fields)

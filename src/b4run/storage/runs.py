@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Row, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from b4run.storage.statements import now_ms, storage_failure, thread_key
 from b4run.storage.tables import run_frames, runs, threads
@@ -21,6 +21,7 @@ KEPT_RUNS = 1_000
 """Of one thread; older ones are forgotten when another begins."""
 KEPT_LOGS = 20
 """Runs of one thread whose frames are kept."""
+LOST = "the process that ran it ended"
 MAX_OUTCOME_BYTES = 1_048_576
 """Of the result that is kept with a run; a larger one is left out, and the thread's state has it."""
 
@@ -105,7 +106,7 @@ class SqlRunStore:
                 async with self._engine.begin() as connection:
                     await connection.execute(insert(runs).values(values))
                     if not queued:
-                        await connection.execute(_busy(key, route, now))
+                        await _take_thread(connection, row)
                     older = select(runs.c.run_id).where(runs.c.key == key).order_by(runs.c.created_ms.desc(), runs.c.run_id)
                     await connection.execute(delete(run_frames).where(run_frames.c.run_id.in_(older.offset(KEPT_LOGS).limit(KEPT_RUNS))))
                     await connection.execute(delete(runs).where(runs.c.run_id.in_(older.offset(KEPT_RUNS).limit(KEPT_RUNS))))
@@ -122,7 +123,7 @@ class SqlRunStore:
             async with self._engine.begin() as connection:
                 begun = update(runs).where(runs.c.run_id == run.run_id).values(status=RunStatus.RUNNING.value, started_ms=now)
                 await connection.execute(begun)
-                await connection.execute(_busy(thread_key(run.thread_id), run.route, now))
+                await _take_thread(connection, run)
 
     async def end(
         self,
@@ -208,9 +209,14 @@ class SqlRunStore:
         return [_run(row, thread_id) for row in rows]
 
 
-def _busy(key: str, route: str, now: int) -> Any:
-    values = {"status": ThreadStatus.BUSY.value, "reason": None, "route": route, "updated_ms": now}
-    return update(threads).where(threads.c.key == key).values(values)
+async def _take_thread(connection: AsyncConnection, run: RunRow) -> None:
+    """Record that the thread is this run's; another one that is still recorded as running died with its process."""
+    key, now = thread_key(run.thread_id), now_ms()
+    dead = (runs.c.key == key, runs.c.status == RunStatus.RUNNING.value, runs.c.run_id != run.run_id)
+    lost = {"status": RunStatus.LOST.value, "ended_ms": now, "outcome": json.dumps({"error": LOST})}
+    await connection.execute(update(runs).where(*dead).values(lost))
+    busy = {"status": ThreadStatus.BUSY.value, "reason": None, "route": run.route, "updated_ms": now}
+    await connection.execute(update(threads).where(threads.c.key == key).values(busy))
 
 
 def _run(row: Row[Any], thread_id: str) -> RunRow:

@@ -6,6 +6,7 @@ undone can be told from what it is still doing.
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from sqlalchemy import delete, exists, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from b4run.storage.runs import LOST
 from b4run.storage.statements import database_ms, storage_failure, thread_key
 from b4run.storage.tables import handoffs, runs, slots, threads
 
@@ -23,8 +25,6 @@ LEASE_MS = 4_000
 
 HANDOFF_MS = 30_000
 """How long a request for another process's idle sandbox stands."""
-
-LOST = "the process that ran it ended"
 
 
 class SlotKind(StrEnum):
@@ -110,7 +110,7 @@ class SqlSlotStore:
         """Record as over what owners left undone that are not heard of any more; return how many runs that were."""
         living = exists().where(slots.c.owner == runs.c.owner, slots.c.expires_ms > database_ms())
         undone = runs.c.status.in_(("pending", "running"))
-        lost = update(runs).where(undone, ~living).values(status="lost", ended_ms=database_ms(), outcome=f'{{"error": "{LOST}"}}')
+        lost = update(runs).where(undone, ~living).values(status="lost", ended_ms=database_ms(), outcome=json.dumps({"error": LOST}))
         running = exists().where(runs.c.key == threads.c.key, runs.c.status == "running")
         left = update(threads).where(threads.c.status == "busy", ~running).values(status="interrupted", reason=LOST)
         with storage_failure("interrupted runs cannot be settled"):

@@ -107,6 +107,9 @@ class State:
             if status.st_uid != os.geteuid():
                 raise StateUnusable(path=str(self.path), reason=f"it belongs to uid {status.st_uid}, this process runs as {os.geteuid()}")
             self.path.chmod(0o700)
+            ignore = self.path / ".gitignore"
+            if not ignore.exists():
+                ignore.write_text("*\n")
         except OSError as error:
             raise StateUnusable(path=str(self.path), reason=error.strerror or type(error).__name__) from error
 
