@@ -22,6 +22,7 @@ COMMANDS = {
     "start": "serve the app, for production",
     "routes": "list the app's routes",
     "sandbox": "list sandboxes, run a command in one, read its files, remove it",
+    "workspace": "capture a folder, upload it to a server, read what a thread made of it",
     "permissions": "list and revoke what was allowed for good",
     "config": "show the effective configuration, or its JSON schema",
     "doctor": "tell what this host can enforce, and the remedy where it cannot",
