@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from b4run.config import Cors
-from b4run.server import health, permissions, reading, runs, sources, threads
+from b4run.server import health, openapi, permissions, reading, runs, sources, threads
 from b4run.server.refusals import Refusal, not_found
 from b4run.server.service import Service
 
@@ -48,6 +48,7 @@ ENDPOINTS: tuple[tuple[str, str, Handler], ...] = (
     ("PUT", "/workspace/sources/{digest}", sources.put),
     ("GET", "/workspace/sources/{digest}", sources.get),
     ("DELETE", "/workspace/sources/{digest}", sources.delete),
+    ("GET", "/openapi.json", openapi.openapi),
 )
 
 
