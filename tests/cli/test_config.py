@@ -36,13 +36,13 @@ def test_show_refuses_a_bad_file_with_every_finding(b4: B4, tmp_path: Path) -> N
     assert (outcome.code, outcome.out) == (1, "")
     first, second, hint = outcome.err.splitlines()
     assert first == "b4_config.py: permissions.mode: must be 'interactive', 'non-interactive' or 'bypass', got 'ask' (str)"
-    assert second == "b4_config.py: app_dri: unknown key; known: app_dir, permissions, sandbox (did you mean app_dir?)"
+    assert second == "b4_config.py: app_dri: unknown key; known: app_dir, permissions, sandbox, server (did you mean app_dir?)"
     assert hint == "    [B4_E1002] Correct the key, then run `b4 check`."
 
 
 def test_schema_refuses_what_the_models_refuse(b4: B4) -> None:
     schema = b4("config", "schema").json
-    assert set(schema["properties"]) == {"app_dir", "permissions", "sandbox"}
+    assert set(schema["properties"]) == {"app_dir", "permissions", "sandbox", "server"}
     assert schema["additionalProperties"] is False
     resources = schema["$defs"]["Resources"]
     assert set(resources["properties"]) == {"memory_mb", "cpus", "timeout_ms", "disk_gb"}

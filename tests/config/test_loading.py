@@ -86,8 +86,8 @@ def test_time_spans_and_amounts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "key", "message"),
     [
-        ("config = Config(app_dri='x')", "app_dri", "unknown key; known: app_dir, permissions, sandbox (did you mean app_dir?)"),
-        ("config = {'sandbx': {}}", "sandbx", "unknown key; known: app_dir, permissions, sandbox (did you mean sandbox?)"),
+        ("config = Config(app_dri='x')", "app_dri", "unknown key; known: app_dir, permissions, sandbox, server (did you mean app_dir?)"),
+        ("config = {'sandbx': {}}", "sandbx", "unknown key; known: app_dir, permissions, sandbox, server (did you mean sandbox?)"),
         (
             "config = Config(sandbox={'provider': Provider(), 'resources': {'memoryMb': 512}})",
             "sandbox.resources.memoryMb",
@@ -119,7 +119,7 @@ def test_time_spans_and_amounts(tmp_path: Path) -> None:
         (
             "config = {'sandbox': {'provider': Provider(), 'staged_workspaces': {'ttl_ms': 1}}}",
             "sandbox.staged_workspaces.ttl_ms",
-            "unknown key; known: max_upload_bytes, upload_timeout_ms, max_staged_bytes, retention_ms",
+            "unknown key; known: max_upload_bytes, upload_timeout_ms, max_staged_bytes, max_uploader_bytes, retention_ms",
         ),
         (
             "config = {'sandbox': {'provider': Provider(), 'network': {'mod': 'deny'}}}",

@@ -22,8 +22,8 @@ from pydantic import BaseModel
 from b4run.app import check_app
 from b4run.cli.main import COMMANDS
 from b4run.cli.parser import Parser
-from b4run.config import Allow, Config, Deny, Sandbox, ThreadContext, load_config
-from b4run.config.models import Staging
+from b4run.config import Allow, Config, Cors, Deny, Sandbox, ThreadContext, load_config
+from b4run.config.models import Server, Staging
 from b4run.permissions import CommandRequest, PermissionGate
 from b4run.sandbox.contract import Severity
 
@@ -96,9 +96,9 @@ def test_every_python_block_compiles(page: Path) -> None:
 
 
 def test_there_are_blocks_to_look_at() -> None:
-    assert {named(page): bool(blocks(page)) for page in GUIDE if page.stem != "bubblewrap"} == {
+    assert {named(page): bool(blocks(page)) for page in GUIDE if page.stem not in ("bubblewrap", "operations")} == {
         f"docs/guide/{name}.md": True
-        for name in ("agents", "docker", "permissions", "providers", "quickstart", "sandboxes", "testing", "workspaces")
+        for name in ("agents", "docker", "permissions", "providers", "quickstart", "sandboxes", "server", "testing", "workspaces")
     }
 
 
@@ -184,7 +184,7 @@ def keys_of(model: type[BaseModel]) -> Iterator[str]:
 
 def test_the_reference_names_every_key_and_only_keys() -> None:
     text = (ROOT / "docs" / "reference" / "configuration.md").read_text()
-    keys = {*keys_of(Config), *keys_of(Sandbox), *keys_of(Staging), *keys_of(Allow), *keys_of(Deny)}
+    keys = {*keys_of(Config), *keys_of(Sandbox), *keys_of(Staging), *keys_of(Server), *keys_of(Cors), *keys_of(Allow), *keys_of(Deny)}
     assert sorted(key for key in keys if f"`{key}`" not in text) == []
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?(?: \(with \w+\),? ?)?)+) \|", text, re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
@@ -209,7 +209,7 @@ def options_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
         if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():
                 yield from options_of(inner)
-        for option in action.option_strings:
+        for option in [] if action.help is argparse.SUPPRESS else action.option_strings:
             if option not in ("-h", "--help", "--app", "--debug"):
                 yield parser.prog, option
 

@@ -62,7 +62,9 @@ def not_found() -> Refusal:
     return Refusal(404, "not_found", "There is nothing here.")
 
 
-_LIFECYCLE = {
+FILE_STATUS = {"not_found": 404, "outside": 403, "too_large": 413}
+"""How a file's refusal is told, by its kind; any other is 422."""
+LIFECYCLE = {
     "lost": (404, "workspace_lost"),
     "expired": (410, "workspace_expired"),
     "conflict": (409, "workspace_conflict"),
@@ -89,13 +91,12 @@ def refusal_of(error: BaseException) -> Refusal:
         case WorkspaceMissing():
             return Refusal(404, "workspace_not_found", "The thread has no workspace: it never ran.")
         case WorkspaceUnusable():
-            status, code = _LIFECYCLE.get(error.lifecycle, (503, "workspace_unavailable"))
+            status, code = LIFECYCLE.get(error.lifecycle, (503, "workspace_unavailable"))
             return Refusal(status, code, error.message, b4_code=error.code)
         case InspectionRefused():
             return _inspection(error)
         case FileRefused():
-            status = {"not_found": 404, "outside": 403, "too_large": 413}.get(error.kind, 422)
-            return Refusal(status, f"file_{error.kind}", error.message)
+            return Refusal(FILE_STATUS.get(error.kind, 422), f"file_{error.kind}", error.message)
         case SandboxUnavailable():
             return Refusal(503, "workspace_unavailable", error.message, b4_code=error.code)
     registered = error.code if isinstance(error, B4Error) else None

@@ -46,7 +46,7 @@ def test_isolation_files_and_removal_hold_for_an_ordinary_user(home):
     assert not result["escaped"]
     assert result["lost"]
     assert result["kept"] == "x"
-    assert result["left"] == ["locks"], "read-only folders of the agent's are removed too"
+    assert result["left"] == [".gitignore", "locks"], "read-only folders of the agent's are removed too"
 
 
 def test_limits_without_control_groups_hold_for_processes_and_each_ones_memory(home):
