@@ -1,6 +1,7 @@
 """Writes the generated pages: `python -m docs.generate`; with `--check` it only tells whether they are current (exit code 1 if not).
 
-`docs/reference/http.md` comes from the server's table of endpoints, `docs/reference/errors.md` from the error classes, `docs/reference/capabilities.md` from the providers and the conformance suite,
+`docs/reference/http.md` comes from the server's table of endpoints, `docs/reference/errors.md` from the error classes,
+`docs/reference/capabilities.md` from the providers and the conformance suite,
 `docs/performance.md` from `docs/performance.json`, which `python -m bench --json docs/performance.json` measures.
 """
 
