@@ -9,10 +9,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench import bubblewrap, command, docker, floors, peers, workspaces
+from bench import bubblewrap, command, docker, floors, peers, server, workspaces
 from bench.figures import Figure
 
-FIGURES = (*floors.FIGURES, *bubblewrap.FIGURES, *docker.FIGURES, *workspaces.FIGURES, *peers.FIGURES, *command.FIGURES)
+FIGURES = (*floors.FIGURES, *bubblewrap.FIGURES, *docker.FIGURES, *workspaces.FIGURES, *server.FIGURES, *peers.FIGURES, *command.FIGURES)
 _FIGURE_S = 180.0
 """What one figure may take; what does not answer is not waited for longer."""
 

@@ -108,7 +108,8 @@ async def serve(make_app: Callable[..., Path], database_url: str, monkeypatch: p
 
     async def start(files: Any = None, *, model: Any = None, provider: Any = None, root: Path | None = None, **settings: Any) -> Served:
         folder = make_app(files) if root is None else root
-        used = script().user("go").replies("done").model() if model is None else model
+        # False: the app's own.
+        used = script().user("go").replies("done").model() if model is None else model or None
         settings = {"drain_s": 0.5} | settings
         return await stack.enter_async_context(_served(folder, used, fake_sandbox() if provider is None else provider, settings))
 

@@ -53,7 +53,7 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
 
 
 async def test_sqlite_waits_for_writers_and_keeps_a_write_ahead_log(tmp_path):
-    async with open_storage(app_storage_url(tmp_path)) as storage, storage.engine.connect() as connection:
+    async with open_storage(app_storage_url(tmp_path)) as storage, storage.engines.durable.connect() as connection:
         pragmas = {name: await connection.scalar(text(f"PRAGMA {name}")) for name in ("journal_mode", "busy_timeout", "foreign_keys")}
     assert pragmas == {"journal_mode": "wal", "busy_timeout": 10_000, "foreign_keys": 1}
 
@@ -62,7 +62,7 @@ async def test_the_migrations_end_at_the_schema_of_the_tables(tmp_path):
     def differences(connection):
         return compare_metadata(MigrationContext.configure(connection), metadata)
 
-    async with open_storage(app_storage_url(tmp_path)) as storage, storage.engine.connect() as connection:
+    async with open_storage(app_storage_url(tmp_path)) as storage, storage.engines.durable.connect() as connection:
         assert await connection.run_sync(differences) == []
 
 
@@ -102,7 +102,7 @@ async def test_several_processes_may_open_a_new_database_at_once(tmp_path):
 
 async def test_a_database_of_a_newer_version_is_refused(tmp_path):
     url = app_storage_url(tmp_path)
-    async with open_storage(url) as storage, storage.engine.begin() as connection:
+    async with open_storage(url) as storage, storage.engines.durable.begin() as connection:
         await connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(StorageUnusable, match="a newer version of b4run made it") as refused:
         async with open_storage(url):

@@ -86,7 +86,7 @@ async def test_another_connection_sees_a_grant_at_once(tmp_path):
 
 async def test_a_broken_database_grants_nothing_and_says_so(tmp_path):
     async with open_storage(app_storage_url(tmp_path)) as storage:
-        async with storage.engine.begin() as connection:
+        async with storage.engines.durable.begin() as connection:
             await connection.execute(text("DROP TABLE grants"))
         with pytest.raises(StorageUnusable, match="cannot be read"):
             await storage.grants.list("t-1")

@@ -73,7 +73,7 @@ def what_follows(url: str, folder: Path) -> Use:
 
 
 async def rows(url: str) -> list[int]:
-    async with open_storage(url) as storage, storage.engine.connect() as connection:
+    async with open_storage(url) as storage, storage.engines.durable.connect() as connection:
         tables = ("workspaces", "thread_sandboxes", "sources", "source_rows")
         return [int(await connection.scalar(text(f"SELECT count(*) FROM {table}")) or 0) for table in tables]
 

@@ -92,7 +92,7 @@ def make(storage: Storage, root: Path, provider: FakeProvider) -> Make:
 
 
 async def counts(storage: Storage) -> dict[str, int]:
-    async with storage.engine.connect() as connection:
+    async with storage.engines.durable.connect() as connection:
         return {table: int(await connection.scalar(text(f"SELECT count(*) FROM {table}"))) for table in TABLES}  # type: ignore[arg-type]
 
 
@@ -325,7 +325,7 @@ async def test_a_thread_without_settings_is_refused_where_every_thread_has_its_o
 
 async def test_another_installations_thread_is_refused(make: Make, storage: Storage) -> None:
     await make().acquire("t-1", POLICY)
-    async with storage.engine.begin() as connection:
+    async with storage.engines.durable.begin() as connection:
         await connection.execute(text("UPDATE installation SET installation_id = '33333333-3333-4333-8333-333333333333'"))
     with pytest.raises(WorkspaceUnusable, match="another installation") as refusal:
         await make().acquire("t-1", POLICY)
@@ -345,7 +345,7 @@ TAMPERED = {
 async def test_a_tampered_record_is_refused_and_blocks_no_other(make: Make, storage: Storage, how: str) -> None:
     managed = make()
     await managed.acquire("t-1", POLICY)
-    async with storage.engine.begin() as connection:
+    async with storage.engines.durable.begin() as connection:
         await connection.execute(text(TAMPERED[how]))
     with pytest.raises(StorageUnusable, match="'t-1'"):
         await managed.acquire("t-1", POLICY)
@@ -360,7 +360,7 @@ async def test_a_tampered_source_never_becomes_a_workspace(make: Make, storage: 
 
     with pytest.raises(KeyboardInterrupt):
         await make(on_step=stop).acquire("t-1", POLICY)
-    async with storage.engine.begin() as connection:
+    async with storage.engines.durable.begin() as connection:
         await connection.execute(text("UPDATE source_rows SET data = :data WHERE part = 1"), {"data": b"# ho\n"})
     with pytest.raises(WorkspaceUnusable, match="not what they were") as refusal:
         await make().acquire("t-1", POLICY)

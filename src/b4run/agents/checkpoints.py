@@ -85,6 +85,8 @@ async def open_checkpoints(where: Path | str) -> AsyncIterator[BaseCheckpointSav
     async with aiosqlite.connect(where, timeout=_BUSY_TIMEOUT_S) as connection:
         sqlite = _SqliteSaver(connection, serde=_serializer())
         await sqlite.setup()
+        # With its write-ahead log, what was answered outlives the process without waiting for the disk.
+        await connection.execute("PRAGMA synchronous=NORMAL")
         yield sqlite
 
 

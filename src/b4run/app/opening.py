@@ -128,8 +128,8 @@ def _metadata_of(storage: Storage) -> MetadataOf:
 
 def _checkpoints(root: Path, storage: Storage) -> Path | str:
     """Conversations lie beside the records: in a file of the app's, or in the same PostgreSQL."""
-    if storage.engine.dialect.name == "postgresql":
-        return storage.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    if storage.engines.durable.dialect.name == "postgresql":
+        return storage.engines.durable.url.set(drivername="postgresql").render_as_string(hide_password=False)
     return state_folder(root) / CHECKPOINTS_FILE
 
 

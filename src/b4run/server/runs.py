@@ -94,7 +94,8 @@ async def _begin(request: Request, service: Service, operation: Operation) -> St
 
 async def _create(request: Request, service: Service, thread_id: str, stamp: Any, operation: Operation) -> None:
     """Make the thread that the run is to be on; of two who make it at once, the second uses the first one's if it may."""
-    await service.app.storage.uploads.detach(thread_id)
+    if service.staging is not None:
+        await service.app.storage.uploads.detach(thread_id)
     made = await service.app.storage.threads.create(thread_id, metadata={}, access=usable_stamp(stamp))
     if made is not None:
         await recheck(request, service, made, operation)

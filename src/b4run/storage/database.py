@@ -19,6 +19,7 @@ from b4run.storage.grants import SqlGrantStore
 from b4run.storage.locks import Locks
 from b4run.storage.runs import SqlRunStore
 from b4run.storage.slots import SqlSlotStore
+from b4run.storage.statements import Engines
 from b4run.storage.tables import HEAD
 from b4run.storage.threads import SqlThreadStore
 from b4run.storage.uploads import SqlUploadStore
@@ -29,6 +30,12 @@ DATABASE_VARIABLE = "B4_DATABASE_URL"
 
 BUSY_TIMEOUT_MS = 10_000
 """How long a process waits for another one's write."""
+
+WRITE_QUEUE_SECONDS = 60
+"""How long a write may wait for those of its own process."""
+
+_READERS = 8
+"""Connections that are kept, and as many more while they are needed."""
 
 _DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg", "sqlite": "sqlite+aiosqlite"}
 """The asynchronous driver for a URL that names none."""
@@ -41,35 +48,35 @@ _MIGRATION_LOCK = 0x62347275
 class Storage:
     """One open database."""
 
-    engine: AsyncEngine
+    engines: Engines
 
     @cached_property
     def grants(self) -> SqlGrantStore:
-        return SqlGrantStore(self.engine)
+        return SqlGrantStore(self.engines)
 
     @cached_property
     def workspaces(self) -> SqlWorkspaceStore:
-        return SqlWorkspaceStore(self.engine)
+        return SqlWorkspaceStore(self.engines)
 
     @cached_property
     def threads(self) -> SqlThreadStore:
-        return SqlThreadStore(self.engine)
+        return SqlThreadStore(self.engines)
 
     @cached_property
     def runs(self) -> SqlRunStore:
-        return SqlRunStore(self.engine)
+        return SqlRunStore(self.engines)
 
     @cached_property
     def slots(self) -> SqlSlotStore:
-        return SqlSlotStore(self.engine)
+        return SqlSlotStore(self.engines)
 
     @cached_property
     def uploads(self) -> SqlUploadStore:
-        return SqlUploadStore(self.engine)
+        return SqlUploadStore(self.engines)
 
     @cached_property
     def locks(self) -> Locks:
-        return Locks(self.engine)
+        return Locks(self.engines.durable)
 
 
 def state_folder(app_root: Path) -> Path:
@@ -101,30 +108,41 @@ async def open_storage(url: str) -> AsyncIterator[Storage]:
     Raises:
         StorageUnusable: it cannot be reached, is no database of ours, or was made by a newer version.
     """
-    engine = _engine(url)
+    engines = _engines(url)
     try:
         try:
-            async with engine.execution_options(reading=True).connect() as connection:
+            async with engines.reader.connect() as connection:
                 current = await connection.run_sync(_revision) == HEAD
             if not current:
-                async with engine.begin() as connection:
+                async with engines.durable.begin() as connection:
                     await connection.run_sync(_upgrade)
         except (SQLAlchemyError, OSError) as error:
             raise StorageUnusable(reason=_plain(error)) from error
-        storage = Storage(engine)
+        storage = Storage(engines)
         try:
             yield storage
         finally:
             await storage.locks.aclose()
     finally:
-        await engine.dispose()
+        for engine in (engines.reader, engines.durable, engines.urgent):
+            await engine.dispose()
 
 
-def _engine(url: str) -> AsyncEngine:
+def _engines(url: str) -> Engines:
+    reader = _engine(url, pool_size=_READERS, max_overflow=_READERS)
+    if reader.dialect.name != "sqlite":
+        return Engines(reader, reader, reader.execution_options(reading=True), _engine(url, pool_size=1, max_overflow=0))
+    # Writers that find each other in SQLite poll, and the unlucky one starves; here they queue up before it.
+    writer = _engine(url, pool_size=1, max_overflow=0, pool_timeout=WRITE_QUEUE_SECONDS)
+    urgent = _engine(url, pool_size=1, max_overflow=0).execution_options(quick=True)
+    return Engines(writer, writer.execution_options(quick=True), reader.execution_options(reading=True), urgent)
+
+
+def _engine(url: str, **pool: Any) -> AsyncEngine:
     try:
         parsed = make_url(url)
         driver = _DRIVERS.get(parsed.drivername)
-        engine = create_async_engine(parsed.set(drivername=driver) if driver else parsed)
+        engine = create_async_engine(parsed.set(drivername=driver) if driver else parsed, **pool)
     except ArgumentError as error:
         raise StorageUnusable(reason="its URL is no database URL") from error
     except ImportError as error:
@@ -146,9 +164,17 @@ def _set_up_sqlite(connection: Any, _record: object) -> None:
 def _begin_sqlite(connection: Connection) -> None:
     """The driver would leave schema changes out of the transaction; and a reader that turns writer could only fail.
 
-    Who only reads says so by the execution option `reading`, and then waits for nobody.
+    Who only reads says so by the execution option `reading`, and then waits for nobody; `quick` writes do not wait for the disk.
     """
-    connection.exec_driver_sql("BEGIN" if connection.get_execution_options().get("reading") else "BEGIN IMMEDIATE")
+    options = connection.get_execution_options()
+    if options.get("reading"):
+        connection.exec_driver_sql("BEGIN")
+        return
+    quick = bool(options.get("quick"))
+    if connection.info.get("quick", False) != quick:
+        connection.exec_driver_sql(f"PRAGMA synchronous={'NORMAL' if quick else 'FULL'}")
+        connection.info["quick"] = quick
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def _revision(connection: Connection) -> str | None:

@@ -10,21 +10,20 @@ from typing import Any
 
 from sqlalchemy import Row, delete, insert, or_, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from b4run.errors import StorageUnusable
 from b4run.permissions.grants import Grant, GrantNotRecorded, check_grant
 from b4run.permissions.rules import Key
-from b4run.storage.statements import now_ms
+from b4run.storage.statements import Engines, now_ms
 from b4run.storage.tables import grants
 
 
 class SqlGrantStore:
     """The `GrantStore` of an app. Reads raise `StorageUnusable` when the database fails: then nothing is granted."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
-        self._reader = engine.execution_options(reading=True)
+    def __init__(self, engines: Engines) -> None:
+        self._engine = engines.durable
+        self._reader = engines.reader
 
     async def list(self, thread_id: str | None = None) -> Sequence[Grant]:
         valid = or_(grants.c.expires_ms.is_(None), grants.c.expires_ms > now_ms())

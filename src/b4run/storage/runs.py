@@ -11,9 +11,9 @@ from typing import Any
 
 from sqlalchemy import Row, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from b4run.storage.statements import now_ms, storage_failure, thread_key
+from b4run.storage.statements import Engines, now_ms, storage_failure, thread_key
 from b4run.storage.tables import run_frames, runs, threads
 from b4run.storage.threads import ThreadStatus
 
@@ -77,9 +77,9 @@ def new_run_id() -> str:
 class SqlRunStore:
     """The runs of one database. Every call raises `StorageUnusable` when the database fails."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
-        self._reader = engine.execution_options(reading=True)
+    def __init__(self, engines: Engines) -> None:
+        self._engine = engines.quick
+        self._reader = engines.reader
 
     async def create(
         self, thread_id: str, run_id: str, *, kind: str, route: str, owner: str, queued: bool, request: str, idempotency_key: str | None

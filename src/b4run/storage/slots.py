@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from sqlalchemy import delete, exists, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from b4run.storage.runs import LOST
-from b4run.storage.statements import database_ms, storage_failure, thread_key
+from b4run.storage.statements import Engines, database_ms, storage_failure, thread_key
 from b4run.storage.tables import handoffs, runs, slots, threads
 
 LEASE_MS = 4_000
@@ -50,13 +50,14 @@ class SlotRow:
 class SqlSlotStore:
     """The slots of one database. Every call raises `StorageUnusable` when the database fails."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
-        self._reader = engine.execution_options(reading=True)
-        self._insert = postgresql.insert if engine.dialect.name == "postgresql" else sqlite.insert
+    def __init__(self, engines: Engines) -> None:
+        self._engine = engines.quick
+        self._reader = engines.reader
+        self._urgent = engines.urgent
+        self._insert = postgresql.insert if engines.quick.dialect.name == "postgresql" else sqlite.insert
 
-    async def claim(self, thread_id: str, *, owner: str, kind: SlotKind, run_id: str | None = None) -> SlotRow | None:
-        """Take the thread's slot if nobody has it; None when somebody does."""
+    async def claim(self, thread_id: str, *, owner: str, kind: SlotKind, run_id: str | None = None) -> tuple[float, SlotRow] | None:
+        """Take the thread's slot if nobody has it, for `LEASE_MS` from the monotonic time that is returned; None when somebody has it."""
         token = secrets.token_hex(16)
         values = {
             "token": token,
@@ -70,8 +71,9 @@ class SqlSlotStore:
         statement = statement.on_conflict_do_update(index_elements=[slots.c.key], set_=values, where=slots.c.expires_ms <= database_ms())
         with storage_failure("the thread's slot cannot be taken"):
             async with self._engine.begin() as connection:
+                at = time.monotonic()
                 taken = await connection.scalar(statement.returning(slots.c.token)) == token
-        return SlotRow(thread_id, token, owner, kind, run_id, False) if taken else None
+        return (at, SlotRow(thread_id, token, owner, kind, run_id, False)) if taken else None
 
     async def holder(self, thread_id: str) -> SlotRow | None:
         """Return who has the thread's slot now, or None."""
@@ -98,13 +100,14 @@ class SqlSlotStore:
             async with self._engine.begin() as connection:
                 return (await connection.execute(statement)).rowcount > 0
 
-    async def renew(self, owner: str) -> Sequence[SlotRow]:
-        """Keep all slots of an owner for `LEASE_MS` more, and return them; one that is missing was lost."""
+    async def renew(self, owner: str) -> tuple[float, Sequence[SlotRow]]:
+        """Keep all slots of an owner for `LEASE_MS` from the monotonic time that is returned, with them; one that is missing was lost."""
         with storage_failure("the slots cannot be renewed"):
-            async with self._engine.begin() as connection:
+            async with self._urgent.begin() as connection:
+                at = time.monotonic()
                 await connection.execute(update(slots).where(slots.c.owner == owner).values(expires_ms=database_ms() + LEASE_MS))
                 rows = (await connection.execute(select(slots).where(slots.c.owner == owner))).all()
-        return [SlotRow(row.thread_id, row.token, row.owner, SlotKind(row.kind), row.run_id, bool(row.cancelled)) for row in rows]
+        return at, [SlotRow(row.thread_id, row.token, row.owner, SlotKind(row.kind), row.run_id, bool(row.cancelled)) for row in rows]
 
     async def settle_lost(self) -> int:
         """Record as over what owners left undone that are not heard of any more; return how many runs that were."""

@@ -22,13 +22,13 @@ _MANIFEST, _CONTENT = 0, 1
 class StoredSource:
     """`SourceContent` of a source in the database. Whoever uses the bytes checks them against the digest."""
 
-    engine: AsyncEngine
+    reader: AsyncEngine
     digest: str
     manifest: Sequence[SourceEntry]
 
     async def pieces(self) -> AsyncIterator[bytes]:
         number = 0
-        while (data := await _row(self.engine, self.digest, _CONTENT, number)) is not None:
+        while (data := await _row(self.reader, self.digest, _CONTENT, number)) is not None:
             yield data
             number += 1
 
@@ -55,15 +55,15 @@ async def store_content(connection: AsyncConnection, digest: str, manifest: Sequ
             await connection.execute(insert(source_rows).values(digest=digest, part=part, number=number, data=data))
 
 
-async def find_source(engine: AsyncEngine, digest: str) -> StoredSource | None:
+async def find_source(reader: AsyncEngine, digest: str) -> StoredSource | None:
     """Return a stored source, or None."""
     data, number = b"", 0
-    while (row := await _row(engine, digest, _MANIFEST, number)) is not None:
+    while (row := await _row(reader, digest, _MANIFEST, number)) is not None:
         data += row
         number += 1
     if not data:
         return None
-    return StoredSource(engine, digest, tuple(SourceEntry(path, size, executable) for path, size, executable in json.loads(data)))
+    return StoredSource(reader, digest, tuple(SourceEntry(path, size, executable) for path, size, executable in json.loads(data)))
 
 
 async def drop_unused(connection: AsyncConnection, digest: str) -> None:
@@ -76,9 +76,9 @@ def unused() -> ColumnElement[bool]:
     return ~exists().where(workspaces.c.source_digest == sources.c.digest) & ~exists().where(staged.c.source_digest == sources.c.digest)
 
 
-async def _row(engine: AsyncEngine, digest: str, part: int, number: int) -> bytes | None:
+async def _row(reader: AsyncEngine, digest: str, part: int, number: int) -> bytes | None:
     query = select(source_rows.c.data).where(source_rows.c.digest == digest, source_rows.c.part == part, source_rows.c.number == number)
-    async with engine.execution_options(reading=True).connect() as connection:
+    async with reader.connect() as connection:
         found: bytes | None = await connection.scalar(query)
     return found
 

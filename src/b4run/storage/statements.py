@@ -6,14 +6,30 @@ import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import BigInteger
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from b4run.errors import StorageUnusable
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """One database, opened for three kinds of work. In SQLite all writes pass one connection, first come, first served."""
+
+    durable: AsyncEngine
+    """Writes that outlive a power loss once they are answered."""
+    quick: AsyncEngine
+    """Writes that outlive the process; SQLite does not wait for the disk."""
+    reader: AsyncEngine
+    """Never waits for a write."""
+    urgent: AsyncEngine
+    """A connection of its own, for what must not queue behind other work: the heartbeat."""
 
 
 def thread_key(thread_id: str) -> str:

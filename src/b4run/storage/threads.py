@@ -11,9 +11,8 @@ from typing import Any
 
 from sqlalchemy import Row, and_, delete, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncEngine
 
-from b4run.storage.statements import now_ms, storage_failure, thread_key
+from b4run.storage.statements import Engines, now_ms, storage_failure, thread_key
 from b4run.storage.tables import threads
 
 
@@ -50,9 +49,9 @@ Cursor = tuple[int, str]
 class SqlThreadStore:
     """The threads of one database. Every call raises `StorageUnusable` when the database fails."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
-        self._reader = engine.execution_options(reading=True)
+    def __init__(self, engines: Engines) -> None:
+        self._engine = engines.quick
+        self._reader = engines.reader
 
     async def create(self, thread_id: str, *, metadata: Mapping[str, Any], access: Mapping[str, Any] | None) -> ThreadRow | None:
         """Insert a thread; None when there is one of that id."""

@@ -11,10 +11,10 @@ from typing import Any
 
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from b4run.storage.sources import find_source, store_content, unused
-from b4run.storage.statements import now_ms, storage_failure, thread_key
+from b4run.storage.statements import Engines, now_ms, storage_failure, thread_key
 from b4run.storage.tables import source_uploaders, sources, staged, threads
 from b4run.workspace import SourceEntry, StagedReference
 from b4run.workspace.bundle import json_size
@@ -62,9 +62,9 @@ class UploadRow:
 class SqlUploadStore:
     """The uploads of one database. Every call raises `StorageUnusable` when the database fails."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
-        self._reader = engine.execution_options(reading=True)
+    def __init__(self, engines: Engines) -> None:
+        self._engine = engines.durable
+        self._reader = engines.reader
 
     async def put(
         self,
@@ -111,7 +111,7 @@ class SqlUploadStore:
         with storage_failure("the upload cannot be read"):
             async with self._reader.connect() as connection:
                 held = await connection.scalar(select(sources.c.uploaded_ms).where(sources.c.digest == digest))
-            found = None if held is None else await find_source(self._engine, digest)
+            found = None if held is None else await find_source(self._reader, digest)
         return None if found is None else [entry.path for entry in found.manifest]
 
     async def of_uploader(self, stamp: Mapping[str, Any] | None) -> Sequence[UploadRow]:

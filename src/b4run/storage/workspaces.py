@@ -16,11 +16,11 @@ from typing import Any
 
 from sqlalchemy import Row, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from b4run.errors import StorageUnusable, WorkspaceInvalid
 from b4run.storage.sources import StoredSource, drop_unused, find_source, store_source
-from b4run.storage.statements import now_ms, thread_key
+from b4run.storage.statements import Engines, now_ms, thread_key
 from b4run.storage.tables import installation, thread_sandboxes, workspaces
 from b4run.workspace import ReadyWorkspace, SourceBundle, WorkspaceIntent
 from b4run.workspace.captured import compact
@@ -57,9 +57,9 @@ class RecordChanged(Exception):
 class SqlWorkspaceStore:
     """The workspaces of one database. Every call raises `StorageUnusable` when the database fails, or holds what it should not."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
-        self._reader = engine.execution_options(reading=True)
+    def __init__(self, engines: Engines) -> None:
+        self._engine = engines.durable
+        self._reader = engines.reader
 
     async def installation_id(self) -> str:
         """Return who makes workspaces in this database: a UUID, made at the first call ever."""
@@ -126,7 +126,7 @@ class SqlWorkspaceStore:
     async def source(self, digest: str) -> StoredSource | None:
         """Return a stored source, or None."""
         try:
-            return await find_source(self._engine, digest)
+            return await find_source(self._reader, digest)
         except (SQLAlchemyError, ValueError, TypeError) as error:
             raise StorageUnusable(reason="the workspace's source cannot be read") from error
 

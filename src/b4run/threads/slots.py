@@ -88,11 +88,11 @@ class Slots:
 
     async def claim(self, thread_id: str, kind: SlotKind, *, run_id: str | None = None) -> Slot | None:
         """Take a thread; None when somebody has it."""
-        before = time.monotonic()
-        row = await self._store.claim(thread_id, owner=self.owner, kind=kind, run_id=run_id)
-        if row is None:
+        taken = await self._store.claim(thread_id, owner=self.owner, kind=kind, run_id=run_id)
+        if taken is None:
             return None
-        slot = self._held[row.token] = Slot(self, row, before)
+        at, row = taken
+        slot = self._held[row.token] = Slot(self, row, at)
         return slot
 
     async def holder(self, thread_id: str) -> SlotRow | None:
@@ -131,13 +131,13 @@ class Slots:
                 logger.warning("the slots could not be renewed", extra={"event": "slots.not_renewed", "reason": error.message})
 
     async def _renew(self) -> None:
-        before = time.monotonic()
         held = dict(self._held)
-        there = {row.token: row for row in await self._store.renew(self.owner)}
+        at, rows = await self._store.renew(self.owner)
+        there = {row.token: row for row in rows}
         for token, slot in held.items():
             row = there.get(token)
             if row is not None:
-                slot.confirm(before)
+                slot.confirm(at)
                 if row.cancelled:
                     slot.cancelled.set()
             elif token in self._held:
