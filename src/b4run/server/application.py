@@ -16,6 +16,7 @@ from b4run.config import Cors
 from b4run.server import health, openapi, permissions, reading, runs, sources, threads
 from b4run.server.refusals import Refusal, not_found
 from b4run.server.service import Service
+from b4run.server.telemetry import Observed, metrics, metrics_of
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -49,18 +50,22 @@ ENDPOINTS: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/workspace/sources/{digest}", sources.get),
     ("DELETE", "/workspace/sources/{digest}", sources.delete),
     ("GET", "/openapi.json", openapi.openapi),
+    ("GET", "/metrics", metrics),
 )
 
 
 def create_application(service: Service) -> Starlette:
     """Return the application in front of an open service."""
     cors = service.app.config.server.cors
+    figures = metrics_of(service)
+    middleware = [] if figures is None else [Middleware(Observed, metrics=figures)]
     application = Starlette(
         routes=_routes(),
-        middleware=[] if cors is None else [_cors(cors)],
+        middleware=middleware + ([] if cors is None else [_cors(cors)]),
         exception_handlers={HTTPException: _http_refusal},
     )
     application.state.service = service
+    application.state.metrics = figures
     return application
 
 
@@ -70,11 +75,12 @@ def _routes() -> list[Route]:
         by_path.setdefault(path, {})[method] = handler
     # `/runs/wait` and `/runs/stream` before `/runs/{run_id}`: of paths that match both, the literal one is meant.
     ordered = sorted(by_path.items(), key=lambda item: "{run_id}" in item[0])
-    return [Route(path, _by_method(handlers), methods=list(handlers)) for path, handlers in ordered]
+    return [Route(path, _by_method(path, handlers), methods=list(handlers)) for path, handlers in ordered]
 
 
-def _by_method(handlers: dict[str, Handler]) -> Handler:
+def _by_method(path: str, handlers: dict[str, Handler]) -> Handler:
     async def handle(request: Request) -> Response:
+        request.scope["path_pattern"] = path
         # Starlette answers HEAD where it answers GET.
         return await handlers["GET" if request.method == "HEAD" else request.method](request)
 

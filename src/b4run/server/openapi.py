@@ -387,6 +387,10 @@ DOCUMENTED: dict[tuple[str, str], Documented] = {
     ),
     ("GET", "/workspace/sources/{digest}"): Documented("An upload's canonical JSON", {200: _json(_ref("Bundle"))}),
     ("DELETE", "/workspace/sources/{digest}"): Documented("Take one's own upload back", {204: None}, (422,)),
+    ("GET", "/metrics"): Documented(
+        "The process's figures, as Prometheus reads them, with the extra `metrics`",
+        {200: ("text/plain", _TEXT)},
+    ),
     ("GET", "/openapi.json"): Documented("This document", {200: _json(_OBJECT)}),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from b4run.storage.slots import SlotKind, SlotRow
 from b4run.storage.threads import ThreadStatus
 from b4run.threads.log import LogWriter, RunLog
 from b4run.threads.slots import Slot, Slots
+from b4run.tracing import span
 
 CANCEL_GRACE_S = 5.0
 """How long a cancelled run may take to end by itself; then its sandbox's compute is dropped under it."""
@@ -95,6 +97,9 @@ class LiveRun:
     over: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Asks the supervising task to end it."""
+    asked_s: float = field(default_factory=time.monotonic)
+    began_s: float | None = None
+    """When it had its thread; None: it never did."""
 
     def end(self, ending: Ending) -> None:
         self.ending = self.ending or ending
@@ -133,6 +138,8 @@ class Runs:
         """Tasks that did not end when they were cancelled."""
         self._waiting: dict[str, asyncio.Lock] = {}
         self._closing = False
+        self.on_end: list[Callable[[LiveRun], None]] = []
+        """Hear of every run that is over."""
 
     @property
     def active(self) -> int:
@@ -326,7 +333,7 @@ class Runs:
     async def _carry_out(self, run: LiveRun, work: Work) -> None:
         slot = run.slot
         assert slot is not None
-        run.status = RunStatus.RUNNING
+        run.status, run.began_s = RunStatus.RUNNING, time.monotonic()
         task = asyncio.create_task(self._consume(run, slot, work))
         watches = [asyncio.create_task(run.ended.wait()), asyncio.create_task(slot.cancelled.wait())]
         try:
@@ -356,7 +363,8 @@ class Runs:
     async def _consume(self, run: LiveRun, slot: Slot, work: Work) -> None:
         parked = False
         output: Any = None
-        with fenced(slot.check):
+        attributes = {"b4run.thread_id": run.row.thread_id, "b4run.run_id": run.row.run_id, "b4run.route": run.row.route}
+        with fenced(slot.check), span(f"run {run.row.route}", **attributes):
             async with aclosing(work()) as events:
                 async for event in events:
                     slot.check()
@@ -426,6 +434,8 @@ class Runs:
                 logger.warning("a slot was not given up", extra={"event": "slots.not_released", "reason": error.message})
             self._live.pop(run.row.run_id, None)
             run.over.set()
+            for listener in self.on_end:
+                listener(run)
             # Whoever hears of the end may use the thread at once.
             announce()
 
