@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 from typing import Any
 
@@ -130,6 +131,16 @@ def test_an_upload_that_the_server_misunderstood_is_refused():
     client, _ = answering(httpx.Response(201, json={"digest": "c" * 64, "status": "created"}))
     with pytest.raises(ClientError, match="something else"):
         client.upload_source(BUNDLE)
+
+
+def test_both_clients_can_do_the_same():
+    def public(kind: type) -> dict[str, list[str]]:
+        found = inspect.getmembers(kind, inspect.isfunction)
+        return {
+            name.removeprefix("a") if name == "aclose" else name: [*inspect.signature(f).parameters] for name, f in found if name[0] != "_"
+        }
+
+    assert public(Client) == public(AsyncClient)
 
 
 async def test_both_clients_use_a_server(serve):

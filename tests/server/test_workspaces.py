@@ -115,6 +115,37 @@ async def test_a_thread_starts_from_an_upload(start):
     assert (await server.http.delete(f"/threads/{made.json()['thread_id']}", headers=ALICE)).status_code == 204
 
 
+async def test_a_tar_of_the_same_files_is_the_same_upload(start):
+    server = await start("./bin/run.sh")
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for file in BUNDLE.files:
+            info = tarfile.TarInfo(f"./{file.path}")
+            info.size, info.mode = len(file.data), 0o755 if file.executable else 0o644
+            tar.addfile(info, io.BytesIO(file.data))
+    headers = ALICE | {"content-type": "application/gzip"}
+    first = await put(server, content=packed.getvalue(), headers=headers)
+    assert (first.status_code, first.json()) == (201, {"digest": BUNDLE.digest, "status": "created"})
+    assert (await put(server)).json()["status"] == "held"
+    assert code_of(await put(server, bundle=TEXT_ONLY, content=packed.getvalue(), headers=headers)) == (400, "digest_mismatch")
+    assert code_of(await put(server, content=b"no tar", headers=headers)) == (400, "invalid_request")
+    thread = (await create(server)).json()["thread_id"]
+    assert (await run(server, thread))["stdout"] == "ok\n"
+
+
+async def test_a_read_may_wait_for_its_turn(start):
+    server = await start("sleep 1; echo b > b.txt")
+    thread = (await server.http.post("/threads", headers=ALICE)).json()["thread_id"]
+    await run(server, thread)
+    begun = asyncio.create_task(run(server, thread))
+    await until(lambda: server.service.runs.on_thread(thread))
+    path = f"/threads/{thread}/workspace/inspect"
+    assert code_of(await server.http.post(path, headers=ALICE)) == (409, "run_in_flight")
+    waited = await server.http.post(path, headers=ALICE | {"prefer": "wait=20"})
+    assert waited.status_code == 200
+    await begun
+
+
 async def test_what_an_upload_may_not_be(start):
     server = await start()
     assert code_of(await put(server, digest="x")) == (400, "invalid_request")

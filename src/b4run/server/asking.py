@@ -11,8 +11,9 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
+from b4run.access import Action, Operation
 from b4run.server.gate import ACCESS_KEY, iso
-from b4run.server.refusals import NO_STORE, Refusal, invalid, refusal_of
+from b4run.server.refusals import NO_STORE, Refusal, invalid, refusal_of, thread_not_found
 from b4run.server.service import Service
 from b4run.storage.threads import ThreadRow
 
@@ -52,6 +53,27 @@ def thread_id_of(request: Request) -> str:
     return thread_id
 
 
+async def gated(
+    request: Request, service: Service, action: Action, operation: Operation, *, resuming: bool = False
+) -> tuple[str, ThreadRow | None]:
+    """Return the thread of the path and its row, once the policy has let the caller through; None: there is none, which it knew.
+
+    Raises:
+        Refusal: the id cannot be one, or the policy says no.
+    """
+    thread_id = thread_id_of(request)
+    row = await service.app.storage.threads.find(thread_id)
+    await service.gate.decide(request, action, operation, thread_id=thread_id, row=row, resuming=resuming, miss=thread_not_found())
+    return thread_id, row
+
+
+def there(row: ThreadRow | None) -> ThreadRow:
+    """Return a row. Raises: Refusal: there is none."""
+    if row is None:
+        raise thread_not_found()
+    return row
+
+
 def _unprintable(character: str) -> bool:
     return character == "\ufffd" or unicodedata.category(character) in ("Cc", "Cs")
 
@@ -82,3 +104,14 @@ def integer(request: Request, name: str, default: int, *, least: int, most: int)
     if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
         raise invalid(f"`{name}` is not a number from {least:,} to {most:,}.")
     return int(text)
+
+
+def patience(request: Request) -> float | None:
+    """Return the seconds of `Prefer: wait=N`; None: to the end."""
+    for part in request.headers.get("prefer", "").split(","):
+        name, _, value = part.strip().partition("=")
+        if name.lower() == "wait":
+            if not (value.isascii() and value.isdigit() and len(value) < 7):
+                raise invalid("`Prefer: wait` is not a number of seconds.")
+            return float(value)
+    return None

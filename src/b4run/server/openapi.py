@@ -22,6 +22,7 @@ _OBJECT: Schema = {"type": "object"}
 _TEXT: Schema = {"type": "string"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
 _TIME: Schema = {"type": "string", "format": "date-time"}
+_BINARY: Schema = {"type": "string", "format": "binary"}
 _DIGEST: Schema = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
 
 
@@ -220,6 +221,8 @@ class Documented:
     refusals: tuple[int, ...] = ()
     body: Schema | None = None
     body_required: bool = True
+    other_bodies: tuple[str, ...] = ()
+    """Content types that are taken beside JSON."""
     parameters: tuple[Schema, ...] = field(default=())
 
 
@@ -351,11 +354,11 @@ DOCUMENTED: dict[tuple[str, str], Documented] = {
         _READ_REFUSALS,
     ),
     ("GET", "/threads/{thread_id}/workspace/archive"): Documented(
-        "The whole workspace as a tar", {200: ("application/x-tar", {"type": "string", "format": "binary"})}, _READ_REFUSALS
+        "The whole workspace as a tar", {200: ("application/x-tar", _BINARY)}, _READ_REFUSALS
     ),
     ("GET", "/threads/{thread_id}/workspace/files/{path}"): Documented(
         "One file's bytes; its digest is the ETag",
-        {200: ("application/octet-stream", {"type": "string", "format": "binary"}), 304: None},
+        {200: ("application/octet-stream", _BINARY), 304: None},
         _READ_REFUSALS,
     ),
     ("GET", "/workspace/sources"): Documented(
@@ -380,10 +383,11 @@ DOCUMENTED: dict[tuple[str, str], Documented] = {
         (422,),
     ),
     ("PUT", "/workspace/sources/{digest}"): Documented(
-        "Upload a source bundle",
+        "Upload a source: a bundle, or a tar of its files",
         {200: _json(_ref("Upload")), 201: _json(_ref("Upload"))},
         (408, 413, 422, 429, 507),
         _ref("Bundle"),
+        other_bodies=("application/x-tar", "application/gzip"),
     ),
     ("GET", "/workspace/sources/{digest}"): Documented("An upload's canonical JSON", {200: _json(_ref("Bundle"))}),
     ("DELETE", "/workspace/sources/{digest}"): Documented("Take one's own upload back", {204: None}, (422,)),
@@ -413,11 +417,12 @@ def _operation(method: str, path: str, endpoint: Documented) -> dict[str, Any]:
     parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}} for name in names]
     operation: dict[str, Any] = {"summary": endpoint.summary, "parameters": [*parameters, *endpoint.parameters], "responses": {}}
     if endpoint.body is not None:
-        operation["requestBody"] = {"required": endpoint.body_required, "content": {_JSON: {"schema": endpoint.body}}}
-    for status, content in endpoint.success.items():
+        content = {_JSON: {"schema": endpoint.body}} | {kind: {"schema": _BINARY} for kind in endpoint.other_bodies}
+        operation["requestBody"] = {"required": endpoint.body_required, "content": content}
+    for status, told in endpoint.success.items():
         answer: dict[str, Any] = {"description": "done"}
-        if content is not None:
-            answer["content"] = {content[0]: {"schema": content[1]}}
+        if told is not None:
+            answer["content"] = {told[0]: {"schema": told[1]}}
         operation["responses"][str(status)] = answer
     for status in sorted({*_ALWAYS, *endpoint.refusals}):
         refusal = {"description": "refused; `error.details.code` says why", "content": {_JSON: {"schema": _ref("Error")}}}

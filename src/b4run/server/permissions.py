@@ -9,15 +9,16 @@ from starlette.responses import Response
 
 from b4run.access import Action, Operation
 from b4run.permissions import Grant
-from b4run.server.asking import endpoint, json_answer, thread_id_of
-from b4run.server.refusals import NO_STORE, Refusal, thread_not_found
+from b4run.server.asking import endpoint, gated, json_answer, there
+from b4run.server.refusals import NO_STORE, Refusal
 from b4run.server.service import Service
 
 
 @endpoint
 async def list_grants(request: Request, service: Service) -> Response:
     """What holds for the thread, the whole app's included."""
-    thread_id = await _allowed(request, service, Action.READ, Operation.THREAD_PERMISSIONS)
+    thread_id, row = await gated(request, service, Action.READ, Operation.THREAD_PERMISSIONS)
+    there(row)
     grants = await service.app.storage.grants.list(thread_id)
     return json_answer({"permissions": [_shown(grant) for grant in grants]})
 
@@ -25,22 +26,14 @@ async def list_grants(request: Request, service: Service) -> Response:
 @endpoint
 async def revoke(request: Request, service: Service) -> Response:
     """One of the thread's own; what holds for the whole app is the operator's to take back, by `b4 permissions revoke`."""
-    thread_id = await _allowed(request, service, Action.UPDATE, Operation.THREAD_REVOKE)
+    thread_id, row = await gated(request, service, Action.UPDATE, Operation.THREAD_REVOKE)
+    there(row)
     text = request.path_params["grant_id"]
     grant_id = int(text) if text.isascii() and text.isdigit() and len(text) < 18 else -1
     own = [grant.id for grant in await service.app.storage.grants.list(thread_id) if grant.thread_id == thread_id]
     if grant_id not in own or not await service.app.storage.grants.revoke(grant_id):
         raise Refusal(404, "permission_not_found", "The thread has no such permission of its own.")
     return Response(status_code=204, headers=NO_STORE)
-
-
-async def _allowed(request: Request, service: Service, action: Action, operation: Operation) -> str:
-    thread_id = thread_id_of(request)
-    row = await service.app.storage.threads.find(thread_id)
-    await service.gate.decide(request, action, operation, thread_id=thread_id, row=row, miss=thread_not_found())
-    if row is None:
-        raise thread_not_found()
-    return thread_id
 
 
 def _shown(grant: Grant) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import tarfile
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
@@ -16,9 +17,9 @@ from starlette.responses import Response
 from b4run.access import Action, Operation
 from b4run.errors import ReaderUnsupported, SandboxUnavailable, WorkspaceMissing
 from b4run.sandbox.contract import FileKind, WorkspaceReader
-from b4run.server.asking import endpoint, json_answer, thread_id_of
+from b4run.server.asking import endpoint, gated, json_answer, patience, there
 from b4run.server.bodies import MAX_INSPECT_BYTES, only, read_object
-from b4run.server.refusals import NO_STORE, Refusal, invalid, not_found, refusal_of, thread_not_found
+from b4run.server.refusals import NO_STORE, Refusal, invalid, not_found, refusal_of
 from b4run.server.service import Service
 from b4run.storage.slots import SlotKind
 from b4run.storage.workspaces import RecordState, WorkspaceRecord
@@ -33,6 +34,9 @@ MAX_FILE_BYTES = 16_777_216
 MAX_TOTAL_BYTES = 33_554_432
 _LONGEST_TEXT = 1_024
 _LONGEST_TARGET = 4_096
+MAX_WAIT_S = 60.0
+"""How long a read may wait for its turn, by `Prefer: wait=N`."""
+_POLL_S = 0.1
 _GIVE_UP_S = 1.0
 """How long a read that was ended may take to close its reader, before it is left to close by itself."""
 _OPTIONS = (
@@ -138,13 +142,10 @@ async def diff(request: Request, service: Service) -> Response:
 
 async def _allowed(request: Request, service: Service) -> str:
     """Gate, then option, then row: who may not read hears the same whether the option is on or off. Raises: Refusal."""
-    thread_id = thread_id_of(request)
-    row = await service.app.storage.threads.find(thread_id)
-    await service.gate.decide(request, Action.READ, Operation.THREAD_WORKSPACE, thread_id=thread_id, row=row, miss=thread_not_found())
+    thread_id, row = await gated(request, service, Action.READ, Operation.THREAD_WORKSPACE)
     if not service.reads_workspaces:
         raise not_found()
-    if row is None:
-        raise thread_not_found()
+    there(row)
     return thread_id
 
 
@@ -156,9 +157,7 @@ async def _with_reader(request: Request, service: Service, thread_id: str, use: 
     """
     sandbox = service.app.config.sandbox
     assert sandbox is not None and service.app.managed is not None, "the option needs both"
-    slot = await service.slots.claim(thread_id, SlotKind.READ)
-    if slot is None:
-        raise Refusal(409, "run_in_flight", "The thread is in use.")
+    slot = await _claimed(service, thread_id, patience(request) or 0.0)
     reading = asyncio.create_task(_read(service, thread_id, use))
     seconds = sandbox.workspace_read_timeout_ms / 1_000
     watches = {asyncio.create_task(slot.cancelled.wait()), asyncio.create_task(_disconnected(request))}
@@ -177,6 +176,18 @@ async def _with_reader(request: Request, service: Service, thread_id: str, use: 
             reading.add_done_callback(_drop)
             await asyncio.wait({reading}, timeout=_GIVE_UP_S)
         await slot.release()
+
+
+async def _claimed(service: Service, thread_id: str, seconds: float) -> Slot:
+    """Take the thread, at once or within what the client is ready to wait. Raises: Refusal: it is in use."""
+    deadline = time.monotonic() + min(seconds, MAX_WAIT_S)
+    while True:
+        slot = await service.slots.claim(thread_id, SlotKind.READ)
+        if slot is not None:
+            return slot
+        if time.monotonic() >= deadline:
+            raise Refusal(409, "run_in_flight", "The thread is in use.")
+        await asyncio.sleep(_POLL_S)
 
 
 def _ended(service: Service, slot: Slot, seconds: float, *, late: bool) -> Refusal:

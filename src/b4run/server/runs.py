@@ -16,7 +16,7 @@ from starlette.responses import Response
 from b4run.access import Action, Operation
 from b4run.agents.events import Event
 from b4run.server.answers import check_answers, read_answers
-from b4run.server.asking import endpoint, integer, json_answer, thread_id_of
+from b4run.server.asking import endpoint, gated, integer, json_answer, patience, there, thread_id_of
 from b4run.server.bodies import MAX_RUN_BYTES, read_object
 from b4run.server.gate import iso, usable_stamp
 from b4run.server.refusals import Refusal, invalid, thread_not_found
@@ -55,13 +55,13 @@ async def stream(request: Request, service: Service) -> Response:
 
 @endpoint
 async def wait(request: Request, service: Service) -> Response:
-    patience = _patience(request)
+    longest = patience(request)
     started = await _begin(request, service, Operation.RUN_WAIT)
-    row = await _ended(service, started, patience)
+    row = await _ended(service, started, longest)
     if row is None:
         location = {"location": f"/threads/{started.row.thread_id}/runs/{started.row.run_id}"}
         answer = json_answer(run_json(started.row), 202)
-        answer.headers.update(location | {"preference-applied": f"wait={patience:g}"})
+        answer.headers.update(location | {"preference-applied": f"wait={longest:g}"})
         return answer
     return await _result(service, row)
 
@@ -106,18 +106,13 @@ async def _create(request: Request, service: Service, thread_id: str, stamp: Any
 
 @endpoint
 async def resume(request: Request, service: Service) -> Response:
-    thread_id = thread_id_of(request)
     key = _idempotency_key(request)
     body = await read_object(request, MAX_RUN_BYTES)
     given = read_answers(body)
-    row = await service.app.storage.threads.find(thread_id)
-    await service.gate.decide(
-        request, Action.UPDATE, Operation.RUN_RESUME, thread_id=thread_id, row=row, resuming=True, miss=thread_not_found()
-    )
+    thread_id, found = await gated(request, service, Action.UPDATE, Operation.RUN_RESUME, resuming=True)
     if given.for_everybody:
         await service.gate.decide(request, Action.CREATE, Operation.PERMISSION_GRANT, resuming=True)
-    if row is None:
-        raise thread_not_found()
+    row = there(found)
     if row.deleting:
         raise Refusal(409, "thread_deleting", "The thread is being deleted.")
     principal = await service.gate.principal(request)
@@ -126,10 +121,10 @@ async def resume(request: Request, service: Service) -> Response:
     name = route.rpartition("#")[0]
 
     async def check() -> None:
-        found = await read_state(service.app.checkpoints, thread_id)
-        if found is None:
+        waiting = await read_state(service.app.checkpoints, thread_id)
+        if waiting is None:
             raise thread_not_found()
-        check_answers(given, found)
+        check_answers(given, waiting)
 
     def work() -> AsyncGenerator[Event, None]:
         return service.app.runtime.stream_resume(name, answers, thread_id=thread_id)
@@ -152,8 +147,7 @@ async def cancel(request: Request, service: Service) -> Response:
     thread_id = thread_id_of(request)
     # Whatever has the thread at this moment: never a run that begins later.
     holder = await service.slots.holder(thread_id)
-    row = await service.app.storage.threads.find(thread_id)
-    await service.gate.decide(request, Action.UPDATE, Operation.THREAD_CANCEL, thread_id=thread_id, row=row, miss=thread_not_found())
+    _, row = await gated(request, service, Action.UPDATE, Operation.THREAD_CANCEL)
     return await _cancel(service, thread_id, row, holder)
 
 
@@ -167,11 +161,8 @@ async def _cancel(service: Service, thread_id: str, row: ThreadRow | None, holde
 
 @endpoint
 async def attach(request: Request, service: Service) -> Response:
-    thread_id = thread_id_of(request)
-    row = await service.app.storage.threads.find(thread_id)
-    await service.gate.decide(request, Action.READ, Operation.THREAD_ATTACH, thread_id=thread_id, row=row, miss=thread_not_found())
-    if row is None:
-        raise thread_not_found()
+    thread_id, found = await gated(request, service, Action.READ, Operation.THREAD_ATTACH)
+    row = there(found)
     route_of(service, row)
     seen = await _last_seen(request, service, thread_id)
     if seen is not None:
@@ -263,8 +254,7 @@ async def get_run(request: Request, service: Service) -> Response:
 async def cancel_run(request: Request, service: Service) -> Response:
     thread_id = thread_id_of(request)
     holder = await service.slots.holder(thread_id)
-    row = await service.app.storage.threads.find(thread_id)
-    await service.gate.decide(request, Action.UPDATE, Operation.THREAD_CANCEL, thread_id=thread_id, row=row, miss=thread_not_found())
+    _, row = await gated(request, service, Action.UPDATE, Operation.THREAD_CANCEL)
     run = await _run(request, service, thread_id)
     if holder is not None and holder.run_id == run.run_id:
         return await _cancel(service, thread_id, row, holder)
@@ -274,11 +264,8 @@ async def cancel_run(request: Request, service: Service) -> Response:
 
 
 async def _readable(request: Request, service: Service) -> str:
-    thread_id = thread_id_of(request)
-    row = await service.app.storage.threads.find(thread_id)
-    await service.gate.decide(request, Action.READ, Operation.THREAD_RUNS, thread_id=thread_id, row=row, miss=thread_not_found())
-    if row is None:
-        raise thread_not_found()
+    thread_id, row = await gated(request, service, Action.READ, Operation.THREAD_RUNS)
+    there(row)
     return thread_id
 
 
@@ -304,10 +291,10 @@ def run_json(row: RunRow) -> dict[str, Any]:
     return shown if row.outcome is None else shown | dict(row.outcome)
 
 
-async def _ended(service: Service, started: Started, patience: float | None) -> RunRow | None:
+async def _ended(service: Service, started: Started, seconds: float | None) -> RunRow | None:
     """Return the run once it is over; None when that takes longer than the client waits."""
     try:
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(seconds):
             if started.live is not None:
                 await started.live.over.wait()
             while True:
@@ -359,17 +346,6 @@ def _idempotency_key(request: Request) -> str | None:
     if key is not None and not (1 <= len(key) <= _LONGEST_KEY and key.isascii() and key.isprintable()):
         raise invalid(f"`Idempotency-Key` has 1 to {_LONGEST_KEY} printable ASCII characters.")
     return key
-
-
-def _patience(request: Request) -> float | None:
-    """Return the seconds of `Prefer: wait=N`; None: to the end."""
-    for part in request.headers.get("prefer", "").split(","):
-        name, _, value = part.strip().partition("=")
-        if name.lower() == "wait":
-            if not (value.isascii() and value.isdigit() and len(value) < 7):
-                raise invalid("`Prefer: wait` is not a number of seconds.")
-            return float(value)
-    return None
 
 
 def _digest(body: Mapping[str, Any]) -> str:

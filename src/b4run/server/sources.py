@@ -23,7 +23,9 @@ from b4run.threads.staging import upload_limits
 from b4run.workspace.bundle import base64_pieces, is_digest
 from b4run.workspace.content import by_file
 from b4run.workspace.receiving import BundleMalformed, BundleReceiver, ReceivedBundle
+from b4run.workspace.tar_receiving import ReceivedTar, TarReceiver
 
+_TARS = frozenset({"application/x-tar", "application/tar", "application/gzip", "application/x-gzip"})
 _FEED_BYTES = 262_144
 """Handed to a thread at a time."""
 _LOOKED_AT = 1_048_576
@@ -62,9 +64,14 @@ async def put(request: Request, service: Service) -> Response:
     return json_answer({"digest": digest, "status": status.value}, 201 if status is UploadStatus.CREATED else 200)
 
 
-async def _receive(request: Request, limit: int, seconds: float) -> ReceivedBundle:
+def _receiver(request: Request) -> BundleReceiver | TarReceiver:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return TarReceiver() if kind in _TARS else BundleReceiver()
+
+
+async def _receive(request: Request, limit: int, seconds: float) -> ReceivedBundle | ReceivedTar:
     """Verify a body as it arrives, in a thread. Raises: Refusal."""
-    receiver = BundleReceiver()
+    receiver = await asyncio.to_thread(_receiver, request)
     try:
         try:
             async with asyncio.timeout(seconds):
@@ -76,11 +83,11 @@ async def _receive(request: Request, limit: int, seconds: float) -> ReceivedBund
                 408, "upload_timeout", f"The upload did not arrive within {seconds:g} s.", deadlineMs=int(seconds * 1_000)
             ) from None
         except BundleMalformed as error:
-            raise invalid(f"The body is not a bundle's JSON: {error}.") from None
+            raise invalid(f"The body is neither a bundle's JSON nor, as its content-type says, a tar: {error}.") from None
         except WorkspaceInvalid as error:
             raise Refusal(422, "workspace_source_invalid", error.message) from None
     except BaseException:
-        receiver.close()
+        await asyncio.shield(asyncio.to_thread(receiver.close))
         raise
 
 
@@ -93,7 +100,7 @@ async def drain_briefly(request: Request) -> None:
         return
 
 
-async def _feed(request: Request, limit: int, receiver: BundleReceiver) -> None:
+async def _feed(request: Request, limit: int, receiver: BundleReceiver | TarReceiver) -> None:
     began, received = time.monotonic(), 0
     waiting = bytearray()
     looked_at = bytearray()
@@ -114,12 +121,12 @@ async def _feed(request: Request, limit: int, receiver: BundleReceiver) -> None:
     if refused is None and waiting:
         refused = await _fed(receiver, bytes(waiting))
     if refused is not None:
-        if received <= _LOOKED_AT:
+        if received <= _LOOKED_AT and isinstance(receiver, BundleReceiver):
             await asyncio.to_thread(_check_json, bytes(looked_at))
         raise refused
 
 
-async def _fed(receiver: BundleReceiver, data: bytes) -> WorkspaceInvalid | None:
+async def _fed(receiver: BundleReceiver | TarReceiver, data: bytes) -> WorkspaceInvalid | None:
     try:
         await asyncio.to_thread(receiver.feed, data)
     except WorkspaceInvalid as error:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from b4run.access import Action, Operation
 from b4run.errors import ThreadBusy, WorkspaceInvalid
-from b4run.server.asking import endpoint, integer, json_answer, new_thread_id, thread_id_of, thread_json
+from b4run.server.asking import endpoint, gated, integer, json_answer, new_thread_id, there, thread_json
 from b4run.server.bodies import MAX_THREAD_BYTES, only, read_object
 from b4run.server.gate import ACCESS_KEY, usable_stamp
 from b4run.server.refusals import NO_STORE, Refusal, invalid, refusal_of, thread_not_found
@@ -169,27 +169,23 @@ def _cursor_text(cursor: Cursor) -> str:
 
 @endpoint
 async def get(request: Request, service: Service) -> Response:
-    row, _ = await _readable(request, service, Operation.THREAD_GET)
-    return json_answer(thread_json(_there(row)))
+    _, row = await gated(request, service, Action.READ, Operation.THREAD_GET)
+    return json_answer(thread_json(there(row)))
 
 
 @endpoint
 async def update(request: Request, service: Service) -> Response:
-    thread_id = thread_id_of(request)
     body = await read_object(request, MAX_THREAD_BYTES)
     only(body, "metadata")
     patch = _metadata(body)
-    row = await service.app.storage.threads.find(thread_id)
-    await service.gate.decide(request, Action.UPDATE, Operation.THREAD_UPDATE, thread_id=thread_id, row=row, miss=thread_not_found())
+    thread_id, _ = await gated(request, service, Action.UPDATE, Operation.THREAD_UPDATE)
     changed = await service.app.storage.threads.merge_metadata(thread_id, patch)
-    return json_answer(thread_json(_there(changed)))
+    return json_answer(thread_json(there(changed)))
 
 
 @endpoint
 async def delete(request: Request, service: Service) -> Response:
-    thread_id = thread_id_of(request)
-    row = await service.app.storage.threads.find(thread_id)
-    await service.gate.decide(request, Action.DELETE, Operation.THREAD_DELETE, thread_id=thread_id, row=row, miss=thread_not_found())
+    thread_id, _ = await gated(request, service, Action.DELETE, Operation.THREAD_DELETE)
     try:
         await service.deletion.delete(thread_id)
     except ThreadBusy as error:
@@ -204,7 +200,7 @@ async def delete(request: Request, service: Service) -> Response:
 @endpoint
 async def state(request: Request, service: Service) -> Response:
     """Also of a thread whose row is gone, as long as its conversation is there."""
-    _, thread_id = await _readable(request, service, Operation.THREAD_STATE)
+    thread_id, _ = await gated(request, service, Action.READ, Operation.THREAD_STATE)
     found = await read_state(service.app.checkpoints, thread_id)
     if found is None:
         raise thread_not_found()
@@ -213,8 +209,8 @@ async def state(request: Request, service: Service) -> Response:
 
 @endpoint
 async def pending_interrupts(request: Request, service: Service) -> Response:
-    row, thread_id = await _readable(request, service, Operation.THREAD_PENDING_INTERRUPTS)
-    route_of(service, _there(row))
+    thread_id, row = await gated(request, service, Action.READ, Operation.THREAD_PENDING_INTERRUPTS)
+    route_of(service, there(row))
     found = await read_state(service.app.checkpoints, thread_id)
     return json_answer({"interrupts": prompts_json(found)})
 
@@ -237,16 +233,3 @@ def known_route(service: Service, key: str) -> bool:
     name, _, kind = key.rpartition("#")
     route = service.app.routes.get(name)
     return route is not None and route.kind == kind
-
-
-async def _readable(request: Request, service: Service, operation: Operation) -> tuple[ThreadRow | None, str]:
-    thread_id = thread_id_of(request)
-    row = await service.app.storage.threads.find(thread_id)
-    await service.gate.decide(request, Action.READ, operation, thread_id=thread_id, row=row, miss=thread_not_found())
-    return row, thread_id
-
-
-def _there(row: ThreadRow | None) -> ThreadRow:
-    if row is None:
-        raise thread_not_found()
-    return row
