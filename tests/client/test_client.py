@@ -98,6 +98,15 @@ def test_answers_of_others_redirects_and_floods_are_refused():
         assert (caught.value.reason_code, caught.value.status) == (code, status)
 
 
+def test_a_server_that_is_not_there_is_told_as_such():
+    for url in ("http://127.0.0.1:1", "nonsense://x"):
+        with Client(url) as client, pytest.raises(ClientError) as caught:
+            client.create_thread()
+        assert (caught.value.status, caught.value.reason_code) == (0, "unreachable")
+        with Client(url) as client, pytest.raises(ClientError, match="connection failed"):
+            list(client.attach("t-1"))
+
+
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     found: list[float] = []

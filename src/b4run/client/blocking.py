@@ -139,6 +139,12 @@ class Client:
                 given = self._send(step, progress, patient)
 
     def _send(self, ask: Ask, progress: Progress | None, patient: bool) -> Answer:
+        try:
+            return self._exchange(ask, progress, patient)
+        except httpx.TransportError as error:
+            raise flows.unreachable(error) from error
+
+    def _exchange(self, ask: Ask, progress: Progress | None, patient: bool) -> Answer:
         headers = dict(ask.headers)
         content = None
         if ask.content is not None:
@@ -164,13 +170,16 @@ class Client:
             headers["last-event-id"] = last_event_id
         parser = flows.EventParser()
         timeout = httpx.Timeout(self._http.timeout.connect, read=60.0)
-        with self._http.stream(method, path, json=body, headers=headers, timeout=timeout) as answer:
-            if answer.status_code != 200:
-                raise flows.refused(Answer(answer.status_code, dict(answer.headers), answer.read()))
-            for line in answer.iter_lines():
-                event = parser.line(line)
-                if event is not None:
-                    yield event
+        try:
+            with self._http.stream(method, path, json=body, headers=headers, timeout=timeout) as answer:
+                if answer.status_code != 200:
+                    raise flows.refused(Answer(answer.status_code, dict(answer.headers), answer.read()))
+                for line in answer.iter_lines():
+                    event = parser.line(line)
+                    if event is not None:
+                        yield event
+        except httpx.TransportError as error:
+            raise flows.unreachable(error) from error
 
 
 def _sent(ask: Ask, progress: Progress | None) -> Iterator[bytes]:

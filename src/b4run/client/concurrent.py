@@ -139,6 +139,12 @@ class AsyncClient:
                 given = await self._send(step, progress, patient)
 
     async def _send(self, ask: Ask, progress: Progress | None, patient: bool) -> Answer:
+        try:
+            return await self._exchange(ask, progress, patient)
+        except httpx.TransportError as error:
+            raise flows.unreachable(error) from error
+
+    async def _exchange(self, ask: Ask, progress: Progress | None, patient: bool) -> Answer:
         headers = dict(ask.headers)
         content = None
         if ask.content is not None:
@@ -164,13 +170,16 @@ class AsyncClient:
             headers["last-event-id"] = last_event_id
         parser = flows.EventParser()
         timeout = httpx.Timeout(self._http.timeout.connect, read=60.0)
-        async with self._http.stream(method, path, json=body, headers=headers, timeout=timeout) as answer:
-            if answer.status_code != 200:
-                raise flows.refused(Answer(answer.status_code, dict(answer.headers), await answer.aread()))
-            async for line in answer.aiter_lines():
-                event = parser.line(line)
-                if event is not None:
-                    yield event
+        try:
+            async with self._http.stream(method, path, json=body, headers=headers, timeout=timeout) as answer:
+                if answer.status_code != 200:
+                    raise flows.refused(Answer(answer.status_code, dict(answer.headers), await answer.aread()))
+                async for line in answer.aiter_lines():
+                    event = parser.line(line)
+                    if event is not None:
+                        yield event
+        except httpx.TransportError as error:
+            raise flows.unreachable(error) from error
 
 
 async def _sent(ask: Ask, progress: Progress | None) -> AsyncIterator[bytes]:

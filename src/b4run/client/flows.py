@@ -25,10 +25,10 @@ Progress = Callable[[int, int], None]
 
 
 class ClientError(B4Error):
-    """The server's answer was no: {reason}"""
+    """The server did not do it: {reason}"""
 
     code = "B4_E5012"
-    hint = "See `status`, `reason_code` and `details` of the error."
+    hint = "`status`, `reason_code` and `details` of the error say it to a program."
 
     @property
     def status(self) -> int:
@@ -37,7 +37,8 @@ class ClientError(B4Error):
 
     @property
     def reason_code(self) -> str:
-        """The server's `error.details.code`, or `malformed_response`, `response_too_large`, `thread_mismatch`, `source_mismatch`."""
+        """The server's `error.details.code`, or `malformed_response`, `response_too_large`, `thread_mismatch`,
+        `source_mismatch`, `redirected`, `unreachable`."""
         return str(self.fields["reason_code"])
 
     @property
@@ -206,6 +207,11 @@ def too_large(limit: int) -> ClientError:
 
 def redirected(status: int) -> ClientError:
     return ClientError(status=status, reason_code="redirected", reason=f"status {status}: redirects are not followed")
+
+
+def unreachable(error: Exception) -> ClientError:
+    """Return what a failure of the connection means: whether the server did anything is not known."""
+    return _local("unreachable", f"the connection failed ({type(error).__name__}: {str(error)[:200]})")
 
 
 def _local(code: str, reason: str) -> ClientError:

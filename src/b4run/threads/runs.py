@@ -434,10 +434,24 @@ class Runs:
                 logger.warning("a slot was not given up", extra={"event": "slots.not_released", "reason": error.message})
             self._live.pop(run.row.run_id, None)
             run.over.set()
+            _tell(run)
             for listener in self.on_end:
                 listener(run)
             # Whoever hears of the end may use the thread at once.
             announce()
+
+
+def _tell(run: LiveRun) -> None:
+    fields = {
+        "event": "run.ended",
+        "thread_id": run.row.thread_id,
+        "run_id": run.row.run_id,
+        "route": run.row.route,
+        "status": run.status.value,
+        "duration_ms": None if run.began_s is None else round((time.monotonic() - run.began_s) * 1_000, 3),
+    }
+    code = run.outcome.get("code")
+    logger.info("run ended: %s", run.status.value, extra=fields if code is None else fields | {"code": code})
 
 
 def _leaves(status: RunStatus, route: str) -> tuple[ThreadStatus | None, str | None]:
