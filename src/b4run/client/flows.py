@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from b4run.errors import B4Error
 from b4run.workspace import SourceBundle, StagedReference
-from b4run.workspace.bundle import is_digest
+from b4run.workspace.bundle import is_digest, json_size
 from b4run.workspace.captured import shape_dict
 
 MAX_RESPONSE_BYTES = 67_108_864
@@ -119,7 +119,7 @@ def call(ask: Ask) -> Flow[Any]:
 
 
 def upload_source(bundle: SourceBundle) -> Flow[str]:
-    size = sum(map(len, bundle.json_pieces()))
+    size = json_size(bundle.manifest)
     ask = Ask("PUT", f"/workspace/sources/{bundle.digest}", content=bundle.json_pieces, size=size)
     found = yield from call(ask)
     if not isinstance(found, dict) or found.get("digest") != bundle.digest or found.get("status") not in ("created", "held"):

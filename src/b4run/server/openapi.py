@@ -10,11 +10,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from b4run.server.answers import MAX_EXPIRY_MS
-from b4run.server.reading import MAX_ENTRIES, MAX_FILE_BYTES, MAX_LISTED, MAX_TOTAL_BYTES
+from b4run.server.reading import MAX_LISTED
 from b4run.server.runs import MAX_TIMEOUT_MS
 from b4run.storage.runs import RunStatus
 from b4run.storage.threads import ThreadStatus
 from b4run.threads.runs import OnBusy
+from b4run.workspace.inspection import LARGEST_ENTRIES, LARGEST_FILE_BYTES, LARGEST_TOTAL_BYTES
 
 Schema = dict[str, Any]
 
@@ -166,9 +167,9 @@ SCHEMAS: dict[str, Schema] = {
             "excludeRootDirectories": _list({"type": "string", "minLength": 1, "maxLength": 1_024}, MAX_LISTED),
             "ignorePrefixes": _list({"type": "string", "minLength": 1, "maxLength": 1_024}, MAX_LISTED),
             "expectedRootSymlinks": _object({}) | {"additionalProperties": {"type": "string", "minLength": 1, "maxLength": 4_096}},
-            "maxEntries": {"type": "integer", "minimum": 0, "maximum": MAX_ENTRIES},
-            "maxFileBytes": {"type": "integer", "minimum": 0, "maximum": MAX_FILE_BYTES},
-            "maxTotalBytes": {"type": "integer", "minimum": 0, "maximum": MAX_TOTAL_BYTES},
+            "maxEntries": {"type": "integer", "minimum": 0, "maximum": LARGEST_ENTRIES},
+            "maxFileBytes": {"type": "integer", "minimum": 0, "maximum": LARGEST_FILE_BYTES},
+            "maxTotalBytes": {"type": "integer", "minimum": 0, "maximum": LARGEST_TOTAL_BYTES},
         },
         closed=True,
     ),

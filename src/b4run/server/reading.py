@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
-import json
 import tarfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,13 +24,19 @@ from b4run.storage.slots import SlotKind
 from b4run.storage.workspaces import RecordState, WorkspaceRecord
 from b4run.threads.slots import Slot
 from b4run.workspace import inspect_workspace
+from b4run.workspace.captured import compact
 from b4run.workspace.content import by_file
+from b4run.workspace.inspection import (
+    LARGEST_ENTRIES,
+    LARGEST_FILE_BYTES,
+    LARGEST_TOTAL_BYTES,
+    MAX_ENTRIES,
+    MAX_FILE_BYTES,
+    MAX_TOTAL_BYTES,
+)
 
 MAX_ANSWER_BYTES = 67_108_864
 MAX_LISTED = 64
-MAX_ENTRIES = 10_000
-MAX_FILE_BYTES = 16_777_216
-MAX_TOTAL_BYTES = 33_554_432
 _LONGEST_TEXT = 1_024
 _LONGEST_TARGET = 4_096
 MAX_WAIT_S = 60.0
@@ -110,7 +115,7 @@ async def archive(request: Request, service: Service) -> Response:
     thread_id = await _allowed(request, service)
 
     async def use(reader: WorkspaceReader, record: WorkspaceRecord) -> bytes:
-        tree = await reader.read_tree(max_entries=MAX_ENTRIES, max_file_bytes=MAX_FILE_BYTES, max_total_bytes=MAX_ANSWER_BYTES)
+        tree = await reader.read_tree(max_entries=LARGEST_ENTRIES, max_file_bytes=LARGEST_FILE_BYTES, max_total_bytes=MAX_ANSWER_BYTES)
         return await asyncio.to_thread(_tar, tree)
 
     data = await _with_reader(request, service, thread_id, use)
@@ -231,7 +236,7 @@ async def _read(service: Service, thread_id: str, use: Use[T]) -> T:
 
 
 async def _listed(reader: WorkspaceReader) -> list[dict[str, Any]]:
-    tree = await reader.read_tree(max_entries=MAX_ENTRIES, max_file_bytes=MAX_FILE_BYTES, max_total_bytes=MAX_TOTAL_BYTES)
+    tree = await reader.read_tree(max_entries=LARGEST_ENTRIES, max_file_bytes=LARGEST_FILE_BYTES, max_total_bytes=LARGEST_TOTAL_BYTES)
     found = []
     for entry in tree.entries:
         shown: dict[str, Any] = {"path": _shown(entry.path), "kind": entry.kind.value, "mode": f"{entry.mode:04o}"}
@@ -284,7 +289,7 @@ def _tar(tree: Any) -> bytes:
 
 
 def _serialized(answer: Mapping[str, Any]) -> bytes:
-    data = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+    data = compact(answer).encode()
     if len(data) > MAX_ANSWER_BYTES:
         message = f"The answer would have more than {MAX_ANSWER_BYTES:,} bytes; ask for a folder, or leave files out."
         raise Refusal(422, "workspace_response_too_large", message, maxBytes=MAX_ANSWER_BYTES)
@@ -314,9 +319,9 @@ def _options(body: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
         "root": root,
         "exclude_root_directories": _texts(body, "excludeRootDirectories"),
         "expected_root_symlinks": links,
-        "max_entries": _count(body, "maxEntries", MAX_ENTRIES, MAX_ENTRIES),
-        "max_file_bytes": _count(body, "maxFileBytes", 2_097_152, MAX_FILE_BYTES),
-        "max_total_bytes": _count(body, "maxTotalBytes", 16_777_216, MAX_TOTAL_BYTES),
+        "max_entries": _count(body, "maxEntries", MAX_ENTRIES, LARGEST_ENTRIES),
+        "max_file_bytes": _count(body, "maxFileBytes", MAX_FILE_BYTES, LARGEST_FILE_BYTES),
+        "max_total_bytes": _count(body, "maxTotalBytes", MAX_TOTAL_BYTES, LARGEST_TOTAL_BYTES),
     }
     return options, ignored
 

@@ -26,9 +26,9 @@ from b4run.server.threads import known_route, prompts_json, recheck, route_of
 from b4run.storage.runs import RunRow, RunStatus
 from b4run.storage.slots import SlotKind, SlotRow
 from b4run.storage.threads import ThreadRow
-from b4run.threads.log import frame_json
 from b4run.threads.runs import OnBusy, RunRequest, Started
 from b4run.threads.state import read_state
+from b4run.workspace.captured import compact
 
 MAX_TIMEOUT_MS = 86_400_000
 _LONGEST_KEY = 255
@@ -191,9 +191,9 @@ async def _attached(service: Service, row: ThreadRow) -> AsyncIterator[bytes]:
         run = await service.app.storage.runs.find(row.thread_id, holder.run_id)
     if run is None or run.status.over:
         idle = {"live": False, "anchor": None, "run_started_at": None, "resume": False, "input": None, "turn": None}
-        yield event_bytes("state", frame_json(snapshot | idle | {"interrupts": prompts_json(found)}))
+        yield event_bytes("state", compact(snapshot | idle | {"interrupts": prompts_json(found)}))
         yield f"retry: {random.randint(*_RETRY_MS)}\n\n".encode()
-        yield event_bytes("done", frame_json({"output": None}))
+        yield event_bytes("done", compact({"output": None}))
         return
     seen, turn, truncated = await _turn(service, run)
     shown = snapshot | {
@@ -207,7 +207,7 @@ async def _attached(service: Service, row: ThreadRow) -> AsyncIterator[bytes]:
         "turn": turn,
         "interrupts": [],
     }
-    yield event_bytes("state", frame_json(shown | ({"turn_truncated": True} if truncated else {})))
+    yield event_bytes("state", compact(shown | ({"turn_truncated": True} if truncated else {})))
     async for frame in run_events(service, run, live, after=seen):
         yield frame
 

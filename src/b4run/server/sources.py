@@ -20,7 +20,7 @@ from b4run.server.refusals import NO_STORE, Refusal, invalid, not_found
 from b4run.server.service import UPLOADS_AT_ONCE, Service
 from b4run.storage.uploads import StagedQuotaExceeded, UploadStatus
 from b4run.threads.staging import upload_limits
-from b4run.workspace.bundle import base64_pieces, is_digest
+from b4run.workspace.bundle import JSON_END, is_digest, json_file, json_start
 from b4run.workspace.content import by_file
 from b4run.workspace.receiving import BundleMalformed, BundleReceiver, ReceivedBundle
 from b4run.workspace.tar_receiving import ReceivedTar, TarReceiver
@@ -157,18 +157,16 @@ async def get(request: Request, service: Service) -> Response:
         raise _source_missing()
 
     async def text() -> AsyncIterator[bytes]:
-        yield f'{{"version":1,"digest":"{digest}","files":['.encode()
+        yield json_start(digest)
         first, data = True, bytearray()
         async for entry, piece, last in by_file(content):
             data += piece
             if last:
-                yield f'{"" if first else ","}{{"path":"{entry.path}","base64":"'.encode()
-                for encoded in base64_pieces(data):
+                for encoded in json_file(entry.path, data, entry.executable, first=first):
                     yield encoded
-                yield f'","executable":{"true" if entry.executable else "false"}}}'.encode()
                 first = False
                 data.clear()
-        yield b"]}"
+        yield JSON_END
 
     return StreamingResponse(text(), media_type="application/json", headers=NO_STORE | {"etag": f'"{digest}"'})
 

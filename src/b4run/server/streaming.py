@@ -9,8 +9,9 @@ from starlette.responses import StreamingResponse
 
 from b4run.server.service import Service
 from b4run.storage.runs import Frame, RunRow
-from b4run.threads.log import DETACHED, DONE, follow_stored, frame_json
+from b4run.threads.log import DETACHED, DONE, follow_stored
 from b4run.threads.runs import LiveRun
+from b4run.workspace.captured import compact
 
 HEADERS = {"cache-control": "no-cache, no-store, no-transform", "x-accel-buffering": "no"}
 _PING = b": ping\n\n"
@@ -47,7 +48,7 @@ async def _live_frames(service: Service, live: LiveRun, after: int) -> AsyncIter
             yield frame
         return
     if log.full:
-        yield Frame(0, DETACHED, frame_json({"reason": "capacity"}))
+        yield Frame(0, DETACHED, compact({"reason": "capacity"}))
         return
     viewer, seen, digest = log.view(), log.number, log.digest
     earlier = list(digest[after:]) if digest is not None else None

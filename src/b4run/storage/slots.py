@@ -12,13 +12,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
-from sqlalchemy import delete, exists, func, or_, select, update
+from sqlalchemy import Row, delete, exists, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from b4run.storage.runs import LOST
+from b4run.storage.runs import LOST, RunStatus
 from b4run.storage.statements import Engines, database_ms, storage_failure, thread_key
 from b4run.storage.tables import handoffs, runs, slots, threads
+from b4run.storage.threads import ThreadStatus
 
 LEASE_MS = 4_000
 """How long a slot stays taken after its owner was last heard of."""
@@ -81,7 +83,7 @@ class SqlSlotStore:
         with storage_failure("the thread's slot cannot be read"):
             async with self._reader.connect() as connection:
                 row = (await connection.execute(query)).first()
-        return None if row is None else SlotRow(row.thread_id, row.token, row.owner, SlotKind(row.kind), row.run_id, bool(row.cancelled))
+        return None if row is None else _slot(row)
 
     async def release(self, slot: SlotRow) -> None:
         """Give a slot up; one that somebody else has by now stays theirs."""
@@ -107,15 +109,20 @@ class SqlSlotStore:
                 at = time.monotonic()
                 await connection.execute(update(slots).where(slots.c.owner == owner).values(expires_ms=database_ms() + LEASE_MS))
                 rows = (await connection.execute(select(slots).where(slots.c.owner == owner))).all()
-        return at, [SlotRow(row.thread_id, row.token, row.owner, SlotKind(row.kind), row.run_id, bool(row.cancelled)) for row in rows]
+        return at, [_slot(row) for row in rows]
 
     async def settle_lost(self) -> int:
         """Record as over what owners left undone that are not heard of any more; return how many runs that were."""
         living = exists().where(slots.c.owner == runs.c.owner, slots.c.expires_ms > database_ms())
-        undone = runs.c.status.in_(("pending", "running"))
-        lost = update(runs).where(undone, ~living).values(status="lost", ended_ms=database_ms(), outcome=json.dumps({"error": LOST}))
-        running = exists().where(runs.c.key == threads.c.key, runs.c.status == "running")
-        left = update(threads).where(threads.c.status == "busy", ~running).values(status="interrupted", reason=LOST)
+        undone = runs.c.status.in_([status.value for status in RunStatus if not status.over])
+        lost = (
+            update(runs)
+            .where(undone, ~living)
+            .values(status=RunStatus.LOST.value, ended_ms=database_ms(), outcome=json.dumps({"error": LOST}))
+        )
+        running = exists().where(runs.c.key == threads.c.key, runs.c.status == RunStatus.RUNNING.value)
+        left = update(threads).where(threads.c.status == ThreadStatus.BUSY.value, ~running)
+        left = left.values(status=ThreadStatus.INTERRUPTED.value, reason=LOST)
         with storage_failure("interrupted runs cannot be settled"):
             async with self._reader.connect() as connection:
                 waiting = await connection.scalar(select(func.count()).select_from(runs).where(undone, ~living))
@@ -155,3 +162,7 @@ class SqlSlotStore:
         with storage_failure("the sandboxes that are asked for cannot be changed"):
             async with self._engine.begin() as connection:
                 await connection.execute(delete(handoffs).where(or_(handoffs.c.key == thread_key(thread_id), old)))
+
+
+def _slot(row: Row[Any]) -> SlotRow:
+    return SlotRow(row.thread_id, row.token, row.owner, SlotKind(row.kind), row.run_id, bool(row.cancelled))

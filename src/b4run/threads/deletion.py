@@ -78,9 +78,7 @@ class ThreadDeletion:
     async def _delete(self, thread_id: str) -> None:
         slot = await self._slots.claim(thread_id, SlotKind.DELETE)
         if slot is None:
-            holder = await self._slots.holder(thread_id)
-            kind = holder.kind if holder else SlotKind.RUN
-            raise ThreadBusy(thread_id=thread_id, reason=f"it has a {kind.value} under way", kind=kind)
+            raise await self._slots.busy(thread_id)
         try:
             await self._storage.threads.mark_deleting(thread_id)
             await self._storage.uploads.detach(thread_id)

@@ -6,7 +6,6 @@ Every buffer is bounded. A viewer who reads too slowly is detached and may come 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -14,6 +13,7 @@ from typing import Any
 
 from b4run.errors import B4Error
 from b4run.storage.runs import Frame, SqlRunStore
+from b4run.workspace.captured import compact
 
 VIEWER_FRAMES = 1_024
 VIEWER_BYTES = 1_048_576
@@ -34,11 +34,6 @@ DONE = "done"
 DETACHED = "detached"
 
 logger = logging.getLogger("b4run.threads")
-
-
-def frame_json(value: Any) -> str:
-    """Return JSON on one line."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 class Viewer:
@@ -75,7 +70,7 @@ class Viewer:
         """Wait for the next frame."""
         while not self._frames:
             if self._detached is not None:
-                return Frame(0, DETACHED, frame_json({"reason": self._detached}))
+                return Frame(0, DETACHED, compact({"reason": self._detached}))
             self._arrived.clear()
             await self._arrived.wait()
         frame = self._frames.popleft()
@@ -123,7 +118,7 @@ class RunLog:
 
     def _add(self, event: str, data: Any) -> Frame:
         self._number += 1
-        frame = Frame(self._number, event, frame_json(data))
+        frame = Frame(self._number, event, compact(data))
         if self._frames is not None:
             self._frames.append(frame)
             self._bytes += len(frame.data)
@@ -213,6 +208,6 @@ async def follow_stored(store: SqlRunStore, thread_id: str, run_id: str, after: 
                 after = frame.number
             if run is None or not frames or frames[-1].event != DONE:
                 output = {"error": (run.outcome or {}).get("error", "the run is gone")} if run is not None else None
-                yield Frame(after + 1, DONE, frame_json({"output": output}))
+                yield Frame(after + 1, DONE, compact({"output": output}))
             return
         await asyncio.sleep(POLL_S)

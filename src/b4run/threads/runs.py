@@ -170,7 +170,7 @@ class Runs:
         if slot is None and (known := await self._known_soon(request)) is not None:
             return known
         if slot is None and request.on_busy is OnBusy.REJECT:
-            raise await self._busy(request)
+            raise await self._slots.busy(request.thread_id)
         if slot is None and sum(run.slot is None and run.row.thread_id == request.thread_id for run in self._live.values()) >= QUEUE_LENGTH:
             raise ThreadBusy(thread_id=request.thread_id, reason=f"{QUEUE_LENGTH} runs wait for it already", kind=request.kind)
         try:
@@ -195,7 +195,7 @@ class Runs:
             if slot is not None:
                 await slot.release()
             if (known := await self._known(request)) is None:
-                raise await self._busy(request)
+                raise await self._slots.busy(request.thread_id)
             return known
         run = LiveRun(row, RunLog(row.run_id, self.writer), request, slot, status=row.status)
         self._live[row.run_id] = run
@@ -277,11 +277,6 @@ class Runs:
                 return await self._known(request)
             await asyncio.sleep(_SOON_S)
         return None
-
-    async def _busy(self, request: RunRequest) -> ThreadBusy:
-        holder = await self._slots.holder(request.thread_id)
-        kind = holder.kind if holder is not None else SlotKind.RUN
-        return ThreadBusy(thread_id=request.thread_id, reason=f"it has a {kind.value} under way", kind=kind)
 
     async def _supervise(self, run: LiveRun, work: Work, check: Callable[[], Awaitable[None]] | None) -> None:
         """Carry one run from its start to its recorded end; nothing but the process's own death keeps it from that."""

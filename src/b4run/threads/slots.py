@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self
 
-from b4run.errors import B4Error, SlotLost
+from b4run.errors import B4Error, SlotLost, ThreadBusy
 from b4run.storage.slots import LEASE_MS, SlotKind, SlotRow, SqlSlotStore
 
 HEARTBEAT_S = 1.0
@@ -98,6 +98,12 @@ class Slots:
     async def holder(self, thread_id: str) -> SlotRow | None:
         """Return who has a thread now, here or in another process."""
         return await self._store.holder(thread_id)
+
+    async def busy(self, thread_id: str) -> ThreadBusy:
+        """Return the refusal that says what has a thread now."""
+        holder = await self.holder(thread_id)
+        kind = holder.kind if holder is not None else SlotKind.RUN
+        return ThreadBusy(thread_id=thread_id, reason=f"it has a {kind.value} under way", kind=kind)
 
     async def cancel(self, row: SlotRow) -> bool:
         """Ask for the end of exactly what holds that slot, wherever it runs; False when it is over."""

@@ -78,16 +78,29 @@ class SourceBundle:
 
     def json_pieces(self) -> Iterator[bytes]:
         """Give out the canonical JSON piece by piece."""
-        yield f'{{"version":1,"digest":"{self.digest}","files":['.encode()
+        yield json_start(self.digest)
         for index, file in enumerate(self.files):
-            yield f'{"," if index else ""}{{"path":"{file.path}","base64":"'.encode()
-            yield from base64_pieces(file.data)
-            yield f'","executable":{_word(file.executable)}}}'.encode()
-        yield b"]}"
+            yield from json_file(file.path, file.data, file.executable, first=not index)
+        yield JSON_END
 
     def to_json(self) -> bytes:
         """Return the canonical JSON, in which bundles are sent and kept."""
         return b"".join(self.json_pieces())
+
+
+JSON_END = b"]}"
+
+
+def json_start(digest: str) -> bytes:
+    """Return what canonical JSON has before its first file."""
+    return f'{{"version":1,"digest":"{digest}","files":['.encode()
+
+
+def json_file(path: str, data: bytes | bytearray, executable: bool, *, first: bool) -> Iterator[bytes]:
+    """Give out one file of canonical JSON piece by piece."""
+    yield f'{"" if first else ","}{{"path":"{path}","base64":"'.encode()
+    yield from base64_pieces(data)
+    yield f'","executable":{_word(executable)}}}'.encode()
 
 
 def base64_pieces(data: bytes | bytearray) -> Iterator[bytes]:
@@ -118,15 +131,31 @@ def json_size(manifest: Iterable[SourceEntry]) -> int:
     return size
 
 
+class SourceDigest:
+    """The digest of a source, file by file in ascending order of their paths."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256(b'["b4-workspace-source-v1",[')
+        self._first = True
+
+    def add(self, path: str, data: bytes | bytearray, executable: bool) -> None:
+        self._digest.update(f'{"" if self._first else ","}["{path}","'.encode())
+        for piece in base64_pieces(data):
+            self._digest.update(piece)
+        self._digest.update(f'",{_word(executable)}]'.encode())
+        self._first = False
+
+    def hexdigest(self) -> str:
+        """Return the digest; nothing may be added afterwards."""
+        self._digest.update(b"]]")
+        return self._digest.hexdigest()
+
+
 def source_digest(files: Iterable[SourceFile]) -> str:
     """Return the digest of files that are in order already."""
-    digest = hashlib.sha256(b'["b4-workspace-source-v1",[')
-    for index, file in enumerate(files):
-        digest.update(f'{"," if index else ""}["{file.path}","'.encode())
-        for piece in base64_pieces(file.data):
-            digest.update(piece)
-        digest.update(f'",{_word(file.executable)}]'.encode())
-    digest.update(b"]]")
+    digest = SourceDigest()
+    for file in files:
+        digest.add(file.path, file.data, file.executable)
     return digest.hexdigest()
 
 

@@ -6,7 +6,6 @@ Takes what `verify_source_bundle` takes, in any spelling that JSON allows; at no
 from __future__ import annotations
 
 import binascii
-import hashlib
 import json
 import re
 import tempfile
@@ -19,8 +18,8 @@ from b4run.workspace.bundle import (
     MAX_FILE_BYTES,
     MAX_FILES,
     MAX_TOTAL_BYTES,
+    SourceDigest,
     SourceEntry,
-    base64_pieces,
     check_bounds,
     is_digest,
 )
@@ -71,7 +70,7 @@ class BundleReceiver:
         self._ended = False
         self._spool: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - handed over, or closed with this object
         self._manifest: list[SourceEntry] = []
-        self._digest = hashlib.sha256(b'["b4-workspace-source-v1",[')
+        self._digest = SourceDigest()
         self._paths = PathSet()
         self._total = 0
         self._claimed: str | None = None
@@ -94,7 +93,6 @@ class BundleReceiver:
         self._advance()
         if not self._done:
             raise BundleMalformed("it ends too early")
-        self._digest.update(b"]]")
         found = self._digest.hexdigest()
         if found != self._claimed:
             raise WorkspaceInvalid(reason=f"the bundle's files have the digest {found}, not {self._claimed}")
@@ -266,10 +264,7 @@ class BundleReceiver:
         self._paths.add(path)
         self._total += len(data)
         check_bounds(len(self._manifest) + 1, path, len(data), self._total)
-        self._digest.update(f'{"," if self._manifest else ""}["{path}","'.encode())
-        for piece in base64_pieces(data):
-            self._digest.update(piece)
-        self._digest.update(f'",{"true" if self._executable else "false"}]'.encode())
+        self._digest.add(path, data, self._executable)
         self._spool.write(data)
         self._manifest.append(SourceEntry(path, len(data), self._executable))
         self._data = bytearray()

@@ -5,7 +5,6 @@ A tar has no digest of its own; whoever uploads one says which digest it must co
 
 from __future__ import annotations
 
-import hashlib
 import queue
 import tarfile
 import tempfile
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from b4run.errors import WorkspaceInvalid
-from b4run.workspace.bundle import MAX_FILES, SourceEntry, base64_pieces, check_bounds
+from b4run.workspace.bundle import MAX_FILES, SourceDigest, SourceEntry, check_bounds
 from b4run.workspace.paths import PathSet, check_path
 from b4run.workspace.receiving import BundleMalformed
 
@@ -93,14 +92,9 @@ class TarReceiver:
             raise self._failure
         self._spool.flush()
         self._files.sort(key=lambda file: file[0].path)
-        digest = hashlib.sha256(b'["b4-workspace-source-v1",[')
-        for index, (entry, at) in enumerate(self._files):
-            digest.update(f'{"," if index else ""}["{entry.path}","'.encode())
-            # One file at a time: base64 needs its groups of three bytes.
-            for piece in base64_pieces(b"".join(_read(self._spool, at, entry.size))):
-                digest.update(piece)
-            digest.update(f'",{"true" if entry.executable else "false"}]'.encode())
-        digest.update(b"]]")
+        digest = SourceDigest()
+        for entry, at in self._files:
+            digest.add(entry.path, b"".join(_read(self._spool, at, entry.size)), entry.executable)
         return ReceivedTar(digest.hexdigest(), self._files, self._spool)
 
     def close(self) -> None:
