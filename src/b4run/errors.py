@@ -285,6 +285,20 @@ class RunTimedOut(B4Error):
     hint = "Ask for a longer `timeout_ms`; the thread can go on from here."
 
 
+class IdempotencyKeyReused(B4Error):
+    """The idempotency key was used for another request."""
+
+    code = "B4_E5008"
+    hint = "Send a new key with a new request."
+
+
+class ShuttingDown(B4Error):
+    """The server is shutting down."""
+
+    code = "B4_E5011"
+    hint = "Send the request again; another process will serve it."
+
+
 class AccessPolicyInvalid(AppInvalid):
     """{file}: {reason}"""
 

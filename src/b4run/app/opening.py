@@ -78,7 +78,7 @@ async def open_app(
         sandboxes = await stack.enter_async_context(_sandboxes(loaded.root, config, managed or provider))
         shared = SharedSandboxes(sandboxes, storage.slots)
         if managed is not None:
-            stack.push_async_callback(_ended, asyncio.create_task(managed.keep_recovering()))
+            stack.push_async_callback(end_task, asyncio.create_task(managed.keep_recovering()))
         gate = PermissionGate(mode, allow=permissions.allow.lists, deny=permissions.deny.lists, grants=storage.grants)
         runtime = AgentRuntime(
             routes,
@@ -140,7 +140,8 @@ def _rules_of(managed: ManagedWorkspaces) -> RulesOf:
     return rules_of
 
 
-async def _ended(task: asyncio.Task[None]) -> None:
+async def end_task(task: asyncio.Task[None]) -> None:
+    """Cancel a background task, and wait until it is over."""
     task.cancel()
     await asyncio.wait({task})
 

@@ -8,9 +8,18 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
-from b4run.errors import B4Error, FileRefused, InspectionRefused, SandboxUnavailable, ThreadBusy, WorkspaceMissing, WorkspaceUnusable
+from b4run.errors import (
+    B4Error,
+    FileRefused,
+    IdempotencyKeyReused,
+    InspectionRefused,
+    SandboxUnavailable,
+    ShuttingDown,
+    ThreadBusy,
+    WorkspaceMissing,
+    WorkspaceUnusable,
+)
 from b4run.storage.slots import SlotKind
-from b4run.threads.runs import IdempotencyKeyReused, ShuttingDown
 
 logger = logging.getLogger("b4run.server")
 

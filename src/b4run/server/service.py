@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from b4run.app.access import AppAccess, load_access
-from b4run.app.opening import App
+from b4run.app.opening import App, end_task
 from b4run.config import ConfigInvalid, Issue, Staging
 from b4run.errors import ConfigurationError
 from b4run.sandbox.contract import Severity
@@ -86,7 +86,7 @@ async def open_service(
         if service.staging is not None:
             await storage.uploads.reclaim(service.staging.retention_ms)
         background = asyncio.create_task(deletion.keep_finishing())
-        stack.push_async_callback(_ended, background)
+        stack.push_async_callback(end_task, background)
         logger.info(
             "threads are %s",
             "gated by thread_access.py" if service.gate.has_policy else "open to everybody",
@@ -105,8 +105,3 @@ def _check(app: App, access: AppAccess) -> None:
         raise ConfigInvalid(
             [Issue(Severity.ERROR, ConfigurationError.code, f"sandbox.{key}", "needs an access policy", hint) for key in asked]
         )
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait({task})

@@ -13,7 +13,7 @@ from typing import Any
 
 from b4run.agents.checkpoints import fenced
 from b4run.agents.events import Done, Event, Interrupt
-from b4run.errors import B4Error, RunTimedOut, SlotLost, ThreadBusy
+from b4run.errors import B4Error, IdempotencyKeyReused, RunTimedOut, ShuttingDown, SlotLost, ThreadBusy
 from b4run.storage.runs import RunRow, RunStatus, SqlRunStore, new_run_id
 from b4run.storage.slots import SlotKind, SlotRow
 from b4run.storage.threads import ThreadStatus
@@ -67,20 +67,6 @@ class RunRequest:
     timeout_s: float | None = None
     on_busy: OnBusy = OnBusy.REJECT
     idempotency_key: str | None = None
-
-
-class IdempotencyKeyReused(B4Error):
-    """The idempotency key was used for another request."""
-
-    code = "B4_E5008"
-    hint = "Send a new key with a new request."
-
-
-class ShuttingDown(B4Error):
-    """The server is shutting down."""
-
-    code = "B4_E5011"
-    hint = "Send the request again; another process will serve it."
 
 
 @dataclass(eq=False)
