@@ -278,6 +278,13 @@ class SlotLost(B4Error):
     hint = "The process was not heard of for too long, or the run did not end when it was cancelled."
 
 
+class RunCancelled(B4Error):
+    """The run of thread {thread_id!r} was cancelled by another process."""
+
+    code = "B4_E5013"
+    hint = "The thread can go on from here."
+
+
 class RunTimedOut(B4Error):
     """The run was ended after {seconds:g} s, as was asked."""
 
@@ -331,6 +338,13 @@ class RouteUnknown(AppInvalid):
     """There is no route {route!r}."""
 
     hint = "The app's routes: {known}."
+
+
+class InputInvalid(B4Error):
+    """The input of the run is not usable: {reason}"""
+
+    code = "B4_E5014"
+    hint = "Give a text, a list of messages such as {{'role': 'user', 'content': 'hello'}}, or another JSON value."
 
 
 class ModelProviderMissing(B4Error):

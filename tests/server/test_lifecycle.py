@@ -9,6 +9,8 @@ import pytest
 from b4run.config import ConfigInvalid
 from b4run.errors import SandboxUnavailable, WorkspaceUnusable
 from b4run.sandbox.testing import fake_sandbox
+from b4run.storage.slots import SlotKind
+from b4run.storage.statements import now_ms
 from b4run.testing import script
 from b4run.workspace import SourceFile, create_source_bundle, inspection
 
@@ -178,6 +180,44 @@ async def test_a_boot_forgets_references_of_threads_that_are_gone_and_old_upload
     assert await storage.uploads.reference(thread) is not None
     await serve(model=model(), root=server.service.app.root)
     assert await storage.uploads.reference(thread) is None
+
+
+async def test_threads_that_nobody_uses_are_deleted_after_their_time(serve, monkeypatch):
+    provider = fake_sandbox()
+    config = CONFIG.replace("from b4run.config import ", "from b4run.config import Server, ").replace(
+        "    permissions=", "    server=Server(idle_thread_ttl_ms=60_000),\n    permissions="
+    )
+    server = await serve(FILES | {"b4_config.py": config}, model=model(), provider=provider)
+    storage = server.service.app.storage
+    old, used, held, young = [await created(server) for _ in range(4)]
+    for thread in (old, used, held, young):
+        assert (await run(server, thread)).status_code == 200
+    from sqlalchemy import update
+
+    from b4run.storage.tables import threads
+
+    async def age(*names):
+        async with storage.engines.durable.begin() as connection:
+            changed = update(threads).where(threads.c.thread_id.in_(names))
+            await connection.execute(changed.values(updated_ms=threads.c.updated_ms - 61_000))
+
+    slot = await server.service.slots.claim(held, SlotKind.READ)
+    await age(used, held)
+    found = await storage.threads.untouched_since(now_ms() - 60_000, limit=10)
+    assert set(found) == {used, held}
+    # It is used after it was found to be old, and before its turn comes.
+    await run(server, used)
+    await server.service.deletion.delete(used, untouched_since_ms=now_ms() - 60_000)
+    await age(old)
+    again = await serve(model=model(), provider=provider, root=server.service.app.root)
+
+    async def gone(thread):
+        return (await again.http.get(f"/threads/{thread}", headers=ALICE)).status_code == 404
+
+    await until(lambda: gone(old))
+    assert [await gone(thread) for thread in (used, held, young)] == [False] * 3
+    assert ("destroy", old) in provider.log
+    await slot.release()
 
 
 STAMPS = """

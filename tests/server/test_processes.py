@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -162,10 +164,43 @@ def test_a_drain_ends_what_takes_too_long(root):
         assert answer(server) == "kept\nhere\n"
 
 
-def test_an_open_server_beyond_this_machine_is_refused(root):
-    import subprocess
-    import sys
+def test_a_second_signal_ends_runs_at_once(root):
+    with process(root, "--host", "127.0.0.1", "--port", "0", "--drain", "120") as server:
+        run_id = begin(server, root)
+        server.child.send_signal(signal.SIGTERM)
+        time.sleep(1)
+        assert server.child.poll() is None
+        began = time.monotonic()
+        assert server.end(signal.SIGTERM) == 0
+        assert time.monotonic() - began < 15
+    with process(root, *LOCAL) as server:
+        run = httpx.get(f"{server.url}/threads/t-1/runs/{run_id}").json()
+        assert (run["status"], run["error"]) == ("error", "The server is shutting down.")
+        assert answer(server) == "kept\nhere\n"
 
+
+def test_b4_run_and_a_server_have_a_thread_one_after_the_other(root):
+    def b4_run(text):
+        command = [sys.executable, "-m", "b4run.cli", "run", "/fix", text, "--thread", "t-1", "--json", "--app", str(root)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+    with process(root, *LOCAL) as server:
+        begin(server, root)
+        refused = json.loads(b4_run("go").communicate(timeout=30)[0])
+        assert refused["error"]["kind"] == "B4_E5008"
+        assert post(server, "/threads/t-1/cancel").status_code == 200
+        under_way = b4_run("slow")
+        while (got := code_of(post(server, "/threads/t-1/runs/wait", route=ROUTE, input="none"))) != (409, "run_in_flight"):
+            assert got == (500, "run_failed")
+        # It ends when the server is asked to end what the thread has.
+        assert post(server, "/threads/t-1/cancel").status_code == 200
+        cancelled = json.loads(under_way.communicate(timeout=30)[0])
+        assert cancelled["error"]["kind"] == "B4_E5013"
+        assert under_way.returncode == 1
+        assert answer(server) == "kept\nhere\n"
+
+
+def test_an_open_server_beyond_this_machine_is_refused(root):
     done = subprocess.run(
         [sys.executable, "-m", "b4run.cli", "start", "--app", str(root), "--port", "0"],
         capture_output=True,

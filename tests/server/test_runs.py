@@ -44,6 +44,27 @@ async def test_what_cannot_be_run_is_refused_and_changes_nothing(serve):
     assert code_of(await server.http.get("/threads/t-1")) == (404, "thread_not_found")
 
 
+async def test_an_input_that_is_no_message_is_refused_before_anything_is_made(serve):
+    server = await serve()
+    none = [
+        [1],
+        [None],
+        [{}],
+        [{"role": "user"}],
+        [{"role": "evil", "content": "x"}],
+        [{"role": "tool", "content": "x"}],
+        {"messages": [["user"]]},
+        {"messages": [{"role": "user", "content": "go"}, {"type": 1}]},
+    ]
+    for given in none:
+        answer = await server.http.post("/threads/t-1/runs/wait", json={"route": ROUTE, "input": given})
+        assert code_of(answer) == (400, "invalid_request"), given
+        assert "http" not in answer.text
+    assert (await server.http.get("/threads")).json()["threads"] == []
+    given = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "go"}]}
+    assert (await server.http.post("/threads/t-1/runs/wait", json={"route": ROUTE, "input": given})).status_code == 200
+
+
 async def test_a_failing_run_tells_it(serve):
     server = await serve(model=script().user("other").replies("x").model())
     got = await server.stream("POST", "/threads/t-1/runs/stream", route=ROUTE, input="go")

@@ -48,6 +48,9 @@ async def test_bad_bodies_are_refused(serve):
         b'{"metadata": []}',
         b'{"metadata": 1}',
         b'{"metadata": {"a": "\\ud800"}}',
+        b'{"metadata": {"a": 1e999}}',
+        b'{"metadata": {"a": [-1e999]}}',
+        b'{"metadata": {"a": ' + b"9" * 5_000 + b"}}",
         b"[" * 100_000,
     ):
         assert code_of(await server.http.post("/threads", content=content)) == (400, "invalid_request"), content[:40]

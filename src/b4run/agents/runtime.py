@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from langchain_core.messages import AnyMessage, convert_to_messages
+from langchain_core.messages import AnyMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.types import Command
@@ -20,6 +19,7 @@ from b4run.agents.definition import Route
 from b4run.agents.events import Done, Event, Interrupt
 from b4run.agents.following import Graph, Said, follow
 from b4run.agents.gating import Answer
+from b4run.agents.inputs import messages_of
 from b4run.agents.loop import Loops
 from b4run.errors import ResumeRefused, RouteUnknown
 from b4run.permissions import PermissionGate, ThreadRules
@@ -111,7 +111,7 @@ class AgentRuntime:
     async def stream(self, route: str, input: Any, *, thread_id: str) -> AsyncGenerator[Event, None]:
         """As `run`, event by event; the last is `Done`. Whoever leaves early closes the iterator (`aclosing`)."""
         graph = self._graph(route)
-        async with aclosing(self._turn(route, graph, {"messages": _messages(input)}, thread_id)) as events:
+        async with aclosing(self._turn(route, graph, {"messages": messages_of(input)}, thread_id)) as events:
             async for event in events:
                 yield event
 
@@ -202,16 +202,6 @@ def _matched(answers: Mapping[str, Answer | str], pending: Sequence[Interrupt]) 
         told = [f"not answered: {', '.join(missing)}"] * bool(missing) + [f"not pending: {', '.join(extra)}"] * bool(extra)
         raise ResumeRefused(reason="; ".join(told), kind="interrupt_set_mismatch")
     return {interrupt.resume_key: Answer.of(answers[interrupt.id]).to_resume(interrupt.prompt) for interrupt in pending}
-
-
-def _messages(input: Any) -> list[AnyMessage]:
-    if isinstance(input, str):
-        return convert_to_messages([("user", input)])  # type: ignore[return-value]
-    if isinstance(input, Mapping) and isinstance(input.get("messages"), list):
-        return _messages(input["messages"])
-    if isinstance(input, list) and input:
-        return convert_to_messages(input)  # type: ignore[return-value]
-    return _messages(json.dumps(input, ensure_ascii=False))
 
 
 def _config(thread_id: str) -> RunnableConfig:

@@ -101,13 +101,14 @@ def _error(error: Exception) -> dict[str, Any]:
 
 async def _turn(options: argparse.Namespace, document: _Document) -> None:
     from b4run.app import open_app
+    from b4run.threads import holding
 
     given = _input(options.text)
     async with open_app(options.app, can_ask=False, metadata_of=metadata_of(options)) as app:
         document.root, document.diagnostics = app.root, [warning.as_dict() for warning in app.warnings]
         route = _route(app, options.route)
         document.route, document.mode, document.file = route.id, route.kind, str(app.root / route.file)
-        async with _deadline(options):
+        async with holding(app.storage.slots, document.thread_id), _deadline(options):
             document.output = (await app.runtime.run(route.id, given, thread_id=document.thread_id)).output
 
 
@@ -148,6 +149,7 @@ async def _deadline(options: argparse.Namespace) -> AsyncIterator[None]:
 async def _converse(options: argparse.Namespace, thread_id: str) -> int:
     """Take turns until the input ends; with TEXT, or input that is piped in, take one."""
     from b4run.app import open_app
+    from b4run.threads import holding
 
     at_terminal = sys.stdin.isatty()
     once = options.text is not None or not at_terminal
@@ -157,7 +159,7 @@ async def _converse(options: argparse.Namespace, thread_id: str) -> int:
         for warning in app.warnings:
             note(f"warning: {describe(warning.text, warning.code, warning.hint)}")
         note(f"{route.id} on thread {printable(thread_id)}")
-        async with _deadline(options):
+        async with holding(app.storage.slots, thread_id), _deadline(options):
             waiting = await app.runtime.pending(route.id, thread_id=thread_id)
             if waiting and at_terminal:
                 await _settle(app, route.id, thread_id, waiting)

@@ -214,9 +214,13 @@ class Cors(StrictModel):
 
 
 class Server(StrictModel):
-    """How the app is served. `cors` None: no page of another origin may call it."""
+    """How the app is served. `cors` None: no page of another origin may call it.
+
+    Threads whose last run or change is longer ago than `idle_thread_ttl_ms` are deleted with all that is theirs; None: never.
+    """
 
     cors: Cors | None = None
+    idle_thread_ttl_ms: int | None = Field(default=None, ge=60_000)
 
 
 class Config(StrictModel):

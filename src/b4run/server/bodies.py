@@ -85,9 +85,10 @@ def parse(body: bytes) -> Any:
     try:
         text = body.decode(errors="replace")
         value = json.loads(text, parse_constant=_no_constant)
-        json.dumps(value, ensure_ascii=False).encode()
+        # A number such as 1e999 is read as infinite, which JSON cannot say again.
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
-        raise invalid("The body is not JSON in UTF-8 that can be kept: check its syntax, NaN, and lone surrogates.") from None
+        raise invalid("The body is not JSON in UTF-8 that can be kept: check its syntax, numbers too large, and lone surrogates.") from None
     return value
 
 

@@ -15,6 +15,8 @@ from starlette.responses import Response
 
 from b4run.access import Action, Operation
 from b4run.agents.events import Event
+from b4run.agents.inputs import messages_of
+from b4run.errors import InputInvalid
 from b4run.server.answers import check_answers, read_answers
 from b4run.server.asking import endpoint, gated, integer, json_answer, patience, there, thread_id_of
 from b4run.server.bodies import MAX_RUN_BYTES, read_object
@@ -338,7 +340,12 @@ def _asked(body: Mapping[str, Any]) -> _Asked:
     strategy = body.get("multitask_strategy", OnBusy.REJECT.value)
     if strategy not in list(OnBusy):
         raise invalid(f"`multitask_strategy` is none of {', '.join(OnBusy)}.")
-    return _Asked(body["route"], body.get("input", {}), None if timeout is None else timeout / 1_000, OnBusy(strategy))
+    given = body.get("input", {})
+    try:
+        messages_of(given)
+    except InputInvalid as error:
+        raise invalid(error.message) from None
+    return _Asked(body["route"], given, None if timeout is None else timeout / 1_000, OnBusy(strategy))
 
 
 def _idempotency_key(request: Request) -> str | None:

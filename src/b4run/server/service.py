@@ -15,7 +15,7 @@ from b4run.config import ConfigInvalid, Issue, Staging
 from b4run.errors import ConfigurationError
 from b4run.sandbox.contract import Severity
 from b4run.server.gate import Gate
-from b4run.threads import Runs, Slots, ThreadDeletion
+from b4run.threads import Runs, Slots, ThreadDeletion, keep_expiring
 
 DRAIN_SECONDS = 30.0
 """From the first signal to the last run."""
@@ -87,6 +87,8 @@ async def open_service(
             await storage.uploads.reclaim(service.staging.retention_ms)
         background = asyncio.create_task(deletion.keep_finishing())
         stack.push_async_callback(end_task, background)
+        if (ttl_ms := app.config.server.idle_thread_ttl_ms) is not None:
+            stack.push_async_callback(end_task, asyncio.create_task(keep_expiring(storage, deletion, ttl_ms)))
         logger.info(
             "threads are %s",
             "gated by thread_access.py" if service.gate.has_policy else "open to everybody",

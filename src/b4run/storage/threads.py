@@ -132,6 +132,14 @@ class SqlThreadStore:
             async with self._reader.connect() as connection:
                 return list((await connection.scalars(select(threads.c.thread_id).where(threads.c.deleting))).all())
 
+    async def untouched_since(self, before_ms: int, *, limit: int) -> Sequence[str]:
+        """Return ids of threads that did not change since that time and are not in the middle of a run or a removal, the oldest first."""
+        query = select(threads.c.thread_id).where(threads.c.updated_ms < before_ms, ~threads.c.deleting)
+        query = query.where(threads.c.status != ThreadStatus.BUSY.value).order_by(threads.c.updated_ms).limit(limit)
+        with storage_failure("the threads cannot be read"):
+            async with self._reader.connect() as connection:
+                return list((await connection.scalars(query)).all())
+
     async def delete(self, thread_id: str, *, nonce: str | None = None) -> bool:
         """Remove the row with its runs; with `nonce` only if it is that very one. Returns whether it was there."""
         condition = [threads.c.key == thread_key(thread_id)]

@@ -32,14 +32,16 @@ class ThreadDeletion:
         self.failing: dict[str, str] = {}
         """Threads whose removal could not be finished yet, with the reason."""
 
-    async def delete(self, thread_id: str) -> None:
-        """Remove a thread; one that never was is fine. Once begun it goes on, whatever becomes of the caller.
+    async def delete(self, thread_id: str, *, untouched_since_ms: int | None = None) -> None:
+        """Remove a thread; one that never was is fine, and with `untouched_since_ms` one that changed after that time stays.
+
+        Once begun it goes on, whatever becomes of the caller.
 
         Raises:
             ThreadBusy: it has a run, a read or another deletion under way. Nothing has changed then.
             B4Error: something could not be removed. It is recorded, and tried again in the background.
         """
-        task = asyncio.create_task(self._delete(thread_id))
+        task = asyncio.create_task(self._delete(thread_id, untouched_since_ms))
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
         await asyncio.shield(task)
@@ -75,11 +77,13 @@ class ThreadDeletion:
         if self._under_way:
             await asyncio.wait(self._under_way, timeout=10)
 
-    async def _delete(self, thread_id: str) -> None:
+    async def _delete(self, thread_id: str, untouched_since_ms: int | None) -> None:
         slot = await self._slots.claim(thread_id, SlotKind.DELETE)
         if slot is None:
             raise await self._slots.busy(thread_id)
         try:
+            if untouched_since_ms is not None and not await self._untouched(thread_id, untouched_since_ms):
+                return
             await self._storage.threads.mark_deleting(thread_id)
             await self._storage.uploads.detach(thread_id)
             await self._checkpoints.adelete_thread(thread_id)
@@ -92,3 +96,7 @@ class ThreadDeletion:
             raise
         finally:
             await slot.release()
+
+    async def _untouched(self, thread_id: str, since_ms: int) -> bool:
+        row = await self._storage.threads.find(thread_id)
+        return row is not None and row.updated_ms < since_ms

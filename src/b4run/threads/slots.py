@@ -6,11 +6,13 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
-from b4run.errors import B4Error, SlotLost, ThreadBusy
+from b4run.agents.checkpoints import fenced
+from b4run.errors import B4Error, RunCancelled, SlotLost, ThreadBusy
 from b4run.storage.slots import LEASE_MS, SlotKind, SlotRow, SqlSlotStore
 
 HEARTBEAT_S = 1.0
@@ -163,3 +165,34 @@ class Slots:
             return
         for thread_id in await self._store.handoffs():
             await self._on_handoff(thread_id)
+
+
+@asynccontextmanager
+async def holding(store: SqlSlotStore, thread_id: str) -> AsyncIterator[Slot]:
+    """Have a thread to oneself for the length of the block, beside servers of the same app; what is inside ends when they cancel it.
+
+    Raises:
+        ThreadBusy: somebody has it.
+        RunCancelled: somebody asked for its end, or it was lost.
+    """
+    async with Slots(store) as slots:
+        slot = await slots.claim(thread_id, SlotKind.RUN)
+        if slot is None:
+            raise await slots.busy(thread_id)
+        try:
+            async with asyncio.timeout(None) as timeout:
+                watching = asyncio.create_task(_end_when_cancelled(slot, timeout))
+                try:
+                    with fenced(slot.check):
+                        yield slot
+                finally:
+                    watching.cancel()
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise RunCancelled(thread_id=thread_id) from None
+
+
+async def _end_when_cancelled(slot: Slot, timeout: asyncio.Timeout) -> None:
+    await slot.cancelled.wait()
+    timeout.reschedule(0)
