@@ -46,7 +46,7 @@ docs: $(VENV)/.installed ## write the generated pages again
 lock: LOCK_FLAGS ?= --upgrade
 lock: $(VENV)/.installed ## resolve the requirement files again
 	for set in "runtime.txt" "dev.txt --group dev"; do \
-	  $(BIN)/uv pip compile pyproject.toml --extra bubblewrap --extra docker --extra postgres --extra metrics --extra tracing --universal --python-version 3.11 --generate-hashes $(LOCK_FLAGS) \
+	  $(BIN)/uv pip compile pyproject.toml --extra bubblewrap --extra docker --extra kubernetes --extra postgres --extra metrics --extra tracing --universal --python-version 3.11 --generate-hashes $(LOCK_FLAGS) \
 	    --no-header --no-annotate --no-emit-index-url --quiet -o requirements/$$set || exit 1; done
 
 clean: ## remove what was built here

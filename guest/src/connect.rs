@@ -17,6 +17,8 @@ use crate::tree;
 
 /// In the abstract namespace, which Landlock closes to jobs and which needs no writable place.
 const NAME: &[u8] = b"b4-guest";
+/// For connections that outlive their relay.
+const LASTING: &[u8] = b"b4-guest-lasting";
 const BACKLOG: i32 = 16;
 const BUFFER: usize = 256 << 10;
 /// What Linux lets anybody ask for; the engine's reader is then woken a quarter as often.
@@ -24,19 +26,20 @@ const PIPE: usize = 1 << 20;
 const TRY_AGAIN: Duration = Duration::from_millis(5);
 const UNAVAILABLE: i32 = 69;
 
-fn socket() -> Result<(OwnedFd, SocketAddrUnix), Errno> {
+fn socket(lasting: bool) -> Result<(OwnedFd, SocketAddrUnix), Errno> {
     let socket = socket_with(
         AddressFamily::UNIX,
         SocketType::STREAM,
         SocketFlags::CLOEXEC,
         None,
     )?;
-    Ok((socket, SocketAddrUnix::new_abstract_name(NAME)?))
+    let name = if lasting { LASTING } else { NAME };
+    Ok((socket, SocketAddrUnix::new_abstract_name(name)?))
 }
 
-/// Listens for hosts.
-pub fn listen() -> Result<OwnedFd, Errno> {
-    let (socket, address) = socket()?;
+/// Listens for hosts, or for those whose connections are to last.
+pub fn listen(lasting: bool) -> Result<OwnedFd, Errno> {
+    let (socket, address) = socket(lasting)?;
     bind(&socket, &address)?;
     listen_on(&socket, BACKLOG)?;
     Ok(socket)
@@ -54,9 +57,9 @@ pub fn accept(listener: &OwnedFd) -> Option<OwnedFd> {
 }
 
 /// Relays standard input and output to the guest until either ends.
-pub fn relay(timeout: Duration) -> Result<(), (i32, String)> {
-    let guest =
-        dial(timeout).map_err(|errno| (UNAVAILABLE, format!("no guest answers: {errno}")))?;
+pub fn relay(timeout: Duration, lasting: bool) -> Result<(), (i32, String)> {
+    let guest = dial(timeout, lasting)
+        .map_err(|errno| (UNAVAILABLE, format!("no guest answers: {errno}")))?;
     pump(rustix::stdio::stdin(), rustix::stdio::stdout(), &guest)
         .map_err(|errno| (70, errno.to_string()))
 }
@@ -96,10 +99,10 @@ fn pump(input: BorrowedFd<'_>, output: BorrowedFd<'_>, guest: &OwnedFd) -> Resul
     })
 }
 
-fn dial(timeout: Duration) -> Result<OwnedFd, Errno> {
+fn dial(timeout: Duration, lasting: bool) -> Result<OwnedFd, Errno> {
     let until = Instant::now() + timeout;
     loop {
-        let (socket, address) = socket()?;
+        let (socket, address) = socket(lasting)?;
         match rustix::net::connect(&socket, &address) {
             Ok(()) => return Ok(socket),
             Err(_) if Instant::now() < until => std::thread::sleep(TRY_AGAIN),

@@ -1,15 +1,18 @@
 //! The command line of the guest.
 
 use std::ffi::{OsStr, OsString};
+use std::net::IpAddr;
 use std::time::Duration;
 
-use b4_guest::{connect, launch, messages, server, sys};
+use b4_guest::{connect, install, launch, messages, server, sys};
 use rustix::io::fcntl_dupfd_cloexec;
 
 const USAGE: i32 = 64;
-const HELP: &str = "usage: b4-guest serve --root DIR [--stream FD] [--listen]
+const HELP: &str =
+    "usage: b4-guest serve --root DIR [--stream FD] [--listen] [--closed-to ADDRESS PORT]
        b4-guest read --root DIR [--stream FD]
-       b4-guest connect [--timeout-ms N]
+       b4-guest connect [--timeout-ms N] [--lasting]
+       b4-guest install FILE
        b4-guest launch ...
        b4-guest version";
 
@@ -29,10 +32,15 @@ fn dispatch(args: &[OsString]) -> i32 {
             }
             Err(reason) => complain(USAGE, &reason),
         },
-        Some("connect") => match timeout(rest) {
-            Some(timeout) => connect::relay(timeout)
+        Some("connect") => match connect_options(rest) {
+            Some((timeout, lasting)) => connect::relay(timeout, lasting)
                 .map_or_else(|(code, reason)| complain(code, &reason), |()| 0),
             None => complain(USAGE, HELP),
+        },
+        Some("install") => match rest {
+            [target] => install::install(target.as_ref())
+                .map_or_else(|error| complain(73, &error.to_string()), |()| 0),
+            _ => complain(USAGE, HELP),
         },
         Some("launch") => launch::main(rest),
         Some("version") => {
@@ -53,7 +61,7 @@ fn complain(code: i32, reason: &str) -> i32 {
 }
 
 fn serve_options(args: &[OsString], reader: bool) -> Result<server::Options, String> {
-    let mut root = None;
+    let (mut root, mut closed_to) = (None, None);
     let mut stream = None;
     let (mut listen, mut without_openat2, mut without_subreaper) = (false, false, false);
     let mut args = args.iter().map(OsString::as_os_str);
@@ -66,6 +74,14 @@ fn serve_options(args: &[OsString], reader: bool) -> Result<server::Options, Str
                         .and_then(number)
                         .ok_or("--stream takes the number of a descriptor")?,
                 );
+            }
+            Some("--closed-to") => {
+                let address: Option<IpAddr> = args.next().and_then(number);
+                let port: Option<u16> = args.next().and_then(number);
+                let (Some(address), Some(port)) = (address, port) else {
+                    return Err("--closed-to takes an address and a port".to_owned());
+                };
+                closed_to = Some((address, port).into());
             }
             Some("--listen") if !reader => listen = true,
             Some("--no-openat2") => without_openat2 = true,
@@ -93,18 +109,24 @@ fn serve_options(args: &[OsString], reader: bool) -> Result<server::Options, Str
         root,
         stream,
         listen,
+        closed_to,
         reader,
         without_openat2,
         without_subreaper,
     })
 }
 
-fn timeout(args: &[OsString]) -> Option<Duration> {
-    match args {
-        [] => Some(Duration::from_secs(5)),
-        [name, value] if name == "--timeout-ms" => number(value).map(Duration::from_millis),
-        _ => None,
+fn connect_options(args: &[OsString]) -> Option<(Duration, bool)> {
+    let (mut timeout, mut lasting) = (Duration::from_secs(5), false);
+    let mut args = args.iter().map(OsString::as_os_str);
+    while let Some(arg) = args.next() {
+        match arg.to_str() {
+            Some("--timeout-ms") => timeout = Duration::from_millis(number(args.next()?)?),
+            Some("--lasting") => lasting = true,
+            _ => return None,
+        }
     }
+    Some((timeout, lasting))
 }
 
 fn number<T: std::str::FromStr>(text: &OsStr) -> Option<T> {

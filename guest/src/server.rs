@@ -1,8 +1,10 @@
 //! The loop: one thread that waits for hosts, jobs, workers and signals, and moves what can be moved.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -17,10 +19,12 @@ use rustix::process::{
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde_bytes::Bytes;
 
+use crate::closed;
 use crate::connect;
 use crate::connection::{Connection, Guest};
 use crate::files::{Workers, path::Root};
 use crate::jobs::{Jobs, open_null};
+use crate::lasting::Sessions;
 use crate::messages::{self, GuestHello, PROTOCOL};
 use crate::nursery::Nursery;
 use crate::outbox::Waker;
@@ -29,6 +33,8 @@ use crate::{reaper, sys, tree};
 
 const SOCKET_BUFFER: usize = 4 << 20;
 const MAX_CONNECTIONS: usize = 64;
+/// How long an engine may take to close the network of a sandbox that has begun.
+const CLOSING: Duration = Duration::from_secs(30);
 /// How long the jobs of a guest that ends may take to die.
 const LAST_WAIT: Duration = Duration::from_secs(5);
 /// How often memory is looked after while nothing happens.
@@ -39,6 +45,8 @@ pub struct Options {
     pub root: std::ffi::OsString,
     pub stream: Option<OwnedFd>,
     pub listen: bool,
+    /// What must not be reached before anybody is listened to.
+    pub closed_to: Option<SocketAddr>,
     /// Only answer requests that look at files.
     pub reader: bool,
     /// Resolve paths without `openat2`, as where the kernel lacks it.
@@ -52,6 +60,7 @@ enum Source {
     Signals,
     Waker,
     Listener,
+    Lasting,
     Zygote,
     Reserve,
     Connection(u32),
@@ -68,6 +77,7 @@ struct Server {
     /// The connection that is the guest's life.
     life: Option<u32>,
     listener: Option<OwnedFd>,
+    lasting: Option<Lasting>,
     signals: OwnedFd,
     waker: Arc<Waker>,
     hello: Vec<u8>,
@@ -77,9 +87,17 @@ struct Server {
     rested: bool,
 }
 
+/// Hosts whose connections outlive the stream below them.
+struct Lasting {
+    listener: OwnedFd,
+    sessions: Sessions,
+    arrived: Receiver<OwnedFd>,
+}
+
 /// Serves until the stream closes or a signal says so.
 pub fn run(options: Options) -> Result<(), (i32, String)> {
     let internal = |errno: Errno| (70, errno.to_string());
+    check_closed(options.closed_to)?;
     sys::tune_allocator();
     let null = open_null().map_err(internal)?;
     sys::settle_standard_streams(std::os::fd::AsFd::as_fd(&null), false);
@@ -141,10 +159,18 @@ pub fn run(options: Options) -> Result<(), (i32, String)> {
         gid: getgid().as_raw(),
         root: Bytes::new(&root.path),
     });
-    let listener = if options.listen {
-        Some(connect::listen().map_err(|errno| (69, format!("cannot listen: {errno}")))?)
+    let listen =
+        |lasting| connect::listen(lasting).map_err(|errno| (69, format!("cannot listen: {errno}")));
+    let (listener, lasting) = if options.listen {
+        let (sender, arrived) = std::sync::mpsc::channel();
+        let lasting = Lasting {
+            listener: listen(true)?,
+            sessions: Sessions::new(sender, waker.clone()),
+            arrived,
+        };
+        (Some(listen(false)?), Some(lasting))
     } else {
-        None
+        (None, None)
     };
     let root = Arc::new(root);
     let mut server = Server {
@@ -154,6 +180,7 @@ pub fn run(options: Options) -> Result<(), (i32, String)> {
         last_connection: 0,
         life: None,
         listener,
+        lasting,
         signals,
         waker,
         hello,
@@ -168,6 +195,15 @@ pub fn run(options: Options) -> Result<(), (i32, String)> {
     server.jobs.nursery.prepare();
     server.workers.prepare();
     server.serve().map_err(internal)
+}
+
+fn check_closed(address: Option<SocketAddr>) -> Result<(), (i32, String)> {
+    match address {
+        Some(open) if !closed::wait(open, CLOSING) => {
+            Err((77, format!("the network is open: {} answers", open.ip())))
+        }
+        _ => Ok(()),
+    }
 }
 
 impl Server {
@@ -252,6 +288,9 @@ impl Server {
         {
             add(Source::Listener, listener, PollFlags::IN);
         }
+        if let Some(lasting) = &self.lasting {
+            add(Source::Lasting, &lasting.listener, PollFlags::IN);
+        }
         if let Some(zygote) = self.jobs.nursery.zygote() {
             add(Source::Zygote, zygote, PollFlags::IN);
         }
@@ -293,10 +332,24 @@ impl Server {
             Source::Waker => {
                 // Only the wake-up matters.
                 let _ = read(&self.waker.0, &mut [0; 8]);
+                while let Some(socket) = self
+                    .lasting
+                    .as_ref()
+                    .and_then(|lasting| lasting.arrived.try_recv().ok())
+                {
+                    self.accept(socket);
+                }
             }
             Source::Listener => {
                 if let Some(socket) = self.listener.as_ref().and_then(connect::accept) {
                     self.accept(socket);
+                }
+            }
+            Source::Lasting => {
+                if let Some(lasting) = &self.lasting
+                    && let Some(relay) = connect::accept(&lasting.listener)
+                {
+                    lasting.sessions.admit(relay);
                 }
             }
             Source::Zygote => self.jobs.nursery.lose_zygote(),
@@ -343,6 +396,7 @@ impl Server {
     /// Ends every job, then the guest. Hosts learn of it by the end of their connections: nobody of them cancelled anything.
     fn end(&mut self) {
         self.listener = None;
+        self.lasting = None;
         for (_, mut connection) in std::mem::take(&mut self.connections) {
             connection.close(&mut self.jobs);
         }

@@ -163,7 +163,7 @@ async def test_what_an_upload_may_not_be(start):
 
 
 async def test_an_upload_has_bounds(start):
-    server = await start(staging="Staging(max_upload_bytes=1_000, upload_timeout_ms=500, max_staged_bytes=400)")
+    server = await start(staging="Staging(max_upload_bytes=1_000, upload_timeout_ms=2_000, max_staged_bytes=400)")
     declared = await put(server, content=b" " * 1_001)
     assert code_of(declared) == (413, "payload_too_large")
     assert declared.json()["error"]["details"]["maxBytes"] == 1_000
@@ -174,9 +174,9 @@ async def test_an_upload_has_bounds(start):
             await asyncio.sleep(pause)
 
     assert code_of(await put(server, content=pieces(11))) == (413, "payload_too_large")
-    stalled = await put(server, content=pieces(9, 0.2))
+    stalled = await put(server, content=pieces(9, 0.5))
     assert code_of(stalled) == (408, "upload_timeout")
-    assert stalled.json()["error"]["details"]["deadlineMs"] == 500
+    assert stalled.json()["error"]["details"]["deadlineMs"] == 2_000
     assert (await put(server)).status_code == 201
     assert code_of(await put(server, bundle=TEXT_ONLY)) == (507, "staged_quota_exceeded")
     assert (await put(server)).status_code == 200

@@ -29,7 +29,7 @@ class Staging(StrictModel):
     unused one is kept."""
 
     max_upload_bytes: Annotated[int, Field(ge=1, le=96 * MIB)] = 96 * MIB
-    upload_timeout_ms: Annotated[Milliseconds, Field(ge=1)] = 120_000
+    upload_timeout_ms: Annotated[Milliseconds, Field(ge=1_000, le=1_800_000)] = 120_000
     max_staged_bytes: Annotated[int, Field(ge=1, le=16 * GIB)] = GIB
     max_uploader_bytes: Annotated[int, Field(ge=1, le=16 * GIB)] | None = None
     retention_ms: Annotated[Milliseconds, Field(ge=60_000, le=30 * 86_400_000)] = 86_400_000
