@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import import_module
+from typing import Any
 
 from b4run.sandbox.contract import Capability, SandboxProvider
 from b4run.sandbox.testing.trial import Case, KillGuest, Trial, cases_of
@@ -54,22 +56,50 @@ def run_provider_conformance(
     capabilities: Collection[Capability] | None = None,
     kill_guest: KillGuest | None = None,
     groups: Iterable[str] = GROUPS,
+    at_once: int = 1,
 ) -> type:
     """Return a test class with one test for each case that applies; bind it to a module-level name that starts with `Test`.
 
     `make_provider` gives a provider on the same scope and storage each time. Without `capabilities` it is called once, now, to learn
-    what it declares. `kill_guest` ends a handle's guest from outside, as a crash would; without it the cases of faults are left out.
+    what it declares. `kill_guest` ends a handle's guest from outside, as a crash would; without it the cases of faults are left out. `at_once` is how
+    many cases run at a time, each in a thread of its own: for providers whose places take seconds to make.
     """
     import pytest
 
     declared = frozenset(make_provider().capabilities if capabilities is None else capabilities)
     chosen = [case for case in cases(groups) if case.applies(declared, kill_guest)]
 
-    def test(self: object, case: Case) -> None:
+    def run(case: Case) -> None:
         asyncio.run(attempt(case, Trial(make_provider, kill_guest)))
+
+    ahead = _Ahead(run, at_once)
+
+    def test(self: object, case: Case, request: pytest.FixtureRequest) -> None:
+        if at_once == 1:
+            run(case)
+        else:
+            ahead.result(case, [item for item in request.session.items if getattr(item, "cls", None) is type(self)])
 
     parametrized = pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in chosen])(test)
     return type(f"Test{name.capitalize()}Conformance", (), {"test": parametrized, "__doc__": f"Provider {name!r} keeps the contract."})
+
+
+class _Ahead:
+    """Runs the selected cases in threads, some at a time, from the moment that the first of them is asked for."""
+
+    def __init__(self, run: Callable[[Case], None], at_once: int) -> None:
+        self._run = run
+        self._at_once = at_once
+        self._results: dict[str, Future[None]] = {}
+
+    def result(self, case: Case, items: Iterable[Any]) -> None:
+        """Wait for the end of a case; raise what it raised."""
+        if not self._results:
+            pool = ThreadPoolExecutor(self._at_once, thread_name_prefix="conformance")
+            for chosen in (item.callspec.params["case"] for item in items):
+                self._results[chosen.id] = pool.submit(self._run, chosen)
+            pool.shutdown(wait=False)
+        self._results[case.id].result()
 
 
 def cases(groups: Iterable[str] = GROUPS) -> list[Case]:
