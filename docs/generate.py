@@ -23,6 +23,7 @@ from b4run.errors import B4Error
 from b4run.sandbox import Capability
 from b4run.sandbox.providers.bubblewrap import controls as bubblewrap_controls
 from b4run.sandbox.providers.docker import controls as docker_controls
+from b4run.sandbox.providers.kubernetes import controls as kubernetes_controls
 from b4run.sandbox.testing import FakeProvider
 from b4run.sandbox.testing.suite import cases
 from b4run.server.openapi import DOCUMENTED
@@ -74,6 +75,7 @@ def capabilities() -> str:
         "bubblewrap": bubblewrap_controls.ALWAYS,
         "Docker": docker | docker_controls.HOST_KERNEL,
         "Docker with gVisor": docker,
+        "Kubernetes": kubernetes_controls.CAPABILITIES,
     }
     needs = [case.needs for case in cases()]
     lines = [

@@ -164,7 +164,11 @@ def test_unknown_keys_are_named_at_every_depth(tmp_path: Path, body: str, key: s
         ),
         ("staged_workspaces={'retention_ms': 59_999}", "sandbox.staged_workspaces.retention_ms", "must be at least 60,000, got 59999"),
         ("staged_workspaces={'upload_timeout_ms': 999}", "sandbox.staged_workspaces.upload_timeout_ms", "must be at least 1,000, got 999"),
-        ("staged_workspaces={'upload_timeout_ms': 1_800_001}", "sandbox.staged_workspaces.upload_timeout_ms", "must be at most 1,800,000, got 1800001"),
+        (
+            "staged_workspaces={'upload_timeout_ms': 1_800_001}",
+            "sandbox.staged_workspaces.upload_timeout_ms",
+            "must be at most 1,800,000, got 1800001",
+        ),
         ("staged_workspaces=1", "sandbox.staged_workspaces", "must be True, False or a block of limits, got 1"),
         ("thread=lambda thread: None", "sandbox.thread", "must be an `async def` function of the thread"),
         (

@@ -98,7 +98,18 @@ def test_every_python_block_compiles(page: Path) -> None:
 def test_there_are_blocks_to_look_at() -> None:
     assert {named(page): bool(blocks(page)) for page in GUIDE if page.stem not in ("bubblewrap", "operations")} == {
         f"docs/guide/{name}.md": True
-        for name in ("agents", "docker", "permissions", "providers", "quickstart", "sandboxes", "server", "testing", "workspaces")
+        for name in (
+            "agents",
+            "docker",
+            "kubernetes",
+            "permissions",
+            "providers",
+            "quickstart",
+            "sandboxes",
+            "server",
+            "testing",
+            "workspaces",
+        )
     }
 
 

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from b4run.sandbox.policy import Allow, Deny, Resources, SandboxPolicy, Security, User
     from b4run.sandbox.providers.bubblewrap import bubblewrap_sandbox
     from b4run.sandbox.providers.docker import docker_sandbox
+    from b4run.sandbox.providers.kubernetes import kubernetes_sandbox
     from b4run.sandbox.scope import resource_id
     from b4run.sandbox.supervisor import SandboxSupervisor, ThreadStatus, open_sandbox
 
@@ -93,6 +94,7 @@ __all__ = [
     "WorkspaceReader",
     "bubblewrap_sandbox",
     "docker_sandbox",
+    "kubernetes_sandbox",
     "open_sandbox",
     "resource_id",
 ]
@@ -101,6 +103,7 @@ _ELSEWHERE = {
     "policy": ("Allow", "Deny", "Resources", "SandboxPolicy", "Security", "User"),
     "providers.bubblewrap": ("bubblewrap_sandbox",),
     "providers.docker": ("docker_sandbox",),
+    "providers.kubernetes": ("kubernetes_sandbox",),
     "scope": ("resource_id",),
     "supervisor": ("SandboxSupervisor", "ThreadStatus", "open_sandbox"),
 }

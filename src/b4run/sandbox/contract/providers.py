@@ -22,6 +22,8 @@ class Capability(StrEnum):
     """Commands really run (the fake answers from a script instead)."""
     NETWORK_DENY = "network_deny"
     """Commands reach nothing outside their sandbox."""
+    NETWORK_ABSENT = "network_absent"
+    """A closed network has no interface but the loopback; elsewhere there is one, and what it sends is dropped."""
     NETWORK_ALLOW = "network_allow"
     """Commands may reach the network."""
     NETWORK_ALLOWLIST = "network_allowlist"

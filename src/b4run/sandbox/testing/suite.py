@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from importlib import import_module
 from typing import Any
 
@@ -61,8 +61,8 @@ def run_provider_conformance(
     """Return a test class with one test for each case that applies; bind it to a module-level name that starts with `Test`.
 
     `make_provider` gives a provider on the same scope and storage each time. Without `capabilities` it is called once, now, to learn
-    what it declares. `kill_guest` ends a handle's guest from outside, as a crash would; without it the cases of faults are left out. `at_once` is how
-    many cases run at a time, each in a thread of its own: for providers whose places take seconds to make.
+    what it declares. `kill_guest` ends a handle's guest from outside, as a crash would; without it the cases of faults are left out.
+    `at_once` is how many cases run at a time, each in a thread of its own: for providers whose places take seconds to make.
     """
     import pytest
 
@@ -74,12 +74,13 @@ def run_provider_conformance(
 
     ahead = _Ahead(run, at_once)
 
-    def test(self: object, case: Case, request: pytest.FixtureRequest) -> None:
-        if at_once == 1:
-            run(case)
-        else:
-            ahead.result(case, [item for item in request.session.items if getattr(item, "cls", None) is type(self)])
+    def one_by_one(self: object, case: Case) -> None:
+        run(case)
 
+    def some_at_once(self: object, case: Case, request: pytest.FixtureRequest) -> None:
+        ahead.result(case, [item for item in request.session.items if getattr(item, "cls", None) is type(self)])
+
+    test = one_by_one if at_once == 1 else some_at_once
     parametrized = pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in chosen])(test)
     return type(f"Test{name.capitalize()}Conformance", (), {"test": parametrized, "__doc__": f"Provider {name!r} keeps the contract."})
 
@@ -94,10 +95,15 @@ class _Ahead:
 
     def result(self, case: Case, items: Iterable[Any]) -> None:
         """Wait for the end of a case; raise what it raised."""
+        if case.alone:
+            wait(self._results.values())
+            self._run(case)
+            return
         if not self._results:
             pool = ThreadPoolExecutor(self._at_once, thread_name_prefix="conformance")
             for chosen in (item.callspec.params["case"] for item in items):
-                self._results[chosen.id] = pool.submit(self._run, chosen)
+                if not chosen.alone:
+                    self._results[chosen.id] = pool.submit(self._run, chosen)
             pool.shutdown(wait=False)
         self._results[case.id].result()
 

@@ -31,6 +31,8 @@ class Case:
     faults: tuple[str, ...]
     kills: bool
     limit_s: float
+    alone: bool = False
+    """It counts what this process holds, so no other case may run beside it."""
 
     @property
     def id(self) -> str:
@@ -40,9 +42,12 @@ class Case:
         return self.needs <= capabilities and (kill_guest is not None or not self.kills)
 
 
-def case(*faults: str, needs: tuple[Capability, ...] = (), kills: bool = False, limit_s: float = 60.0) -> Callable[[Body], Case]:
-    """Mark a function as a conformance case. `kills`: it ends the guest; `limit_s`: within which it must be through."""
-    return lambda body: Case(body, body.__module__.rpartition(".")[2], frozenset(needs), faults, kills, limit_s)
+def case(
+    *faults: str, needs: tuple[Capability, ...] = (), kills: bool = False, limit_s: float = 60.0, alone: bool = False
+) -> Callable[[Body], Case]:
+    """Mark a function as a conformance case. `kills`: it ends the guest; `limit_s`: within which it must be through;
+    `alone`: it counts what this process holds."""
+    return lambda body: Case(body, body.__module__.rpartition(".")[2], frozenset(needs), faults, kills, limit_s, alone)
 
 
 def cases_of(module: ModuleType) -> list[Case]:

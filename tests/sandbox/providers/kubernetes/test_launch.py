@@ -89,13 +89,21 @@ def test_limits_and_classes():
 
 def test_an_image_that_brings_the_guest():
     body = pod_body(NAMES, SandboxPolicy(), Launch("image:1", guest_image="guest:1"))
-    assert (container(body, "guest")["image"], container(body, "guest")["command"]) == ("guest:1", ["/b4-guest", "install", "/b4/bin/b4-guest"])
+    assert (container(body, "guest")["image"], container(body, "guest")["command"]) == (
+        "guest:1",
+        ["/b4-guest", "install", "/b4/bin/b4-guest"],
+    )
     assert container(body)["image"] == "image:1"
 
 
 def test_networks():
     closed = policy_body(NAMES, SandboxPolicy(network=Deny()))["spec"]
-    assert closed == {"podSelector": {"matchLabels": {"b4.run/thread": ID}}, "policyTypes": ["Ingress", "Egress"], "ingress": [], "egress": []}
+    assert closed == {
+        "podSelector": {"matchLabels": {"b4.run/thread": ID}},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [],
+        "egress": [],
+    }
     dns, listed = policy_body(NAMES, SandboxPolicy(network=Deny(allowlist=("10.0.0.0/8", "2001:db8::/32"))))["spec"]["egress"]
     assert dns["ports"] == [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
     assert listed == {"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}, {"ipBlock": {"cidr": "2001:db8::/32"}}]}

@@ -75,7 +75,16 @@ def protects_guest() -> bool:
     return int(version) >= _LANDLOCK_SIGNAL_SCOPES
 
 
-ALWAYS = frozenset({Capability.EXEC, Capability.NETWORK_DENY, Capability.PERSISTENT, Capability.READER, Capability.MANAGED_WORKSPACES})
+ALWAYS = frozenset(
+    {
+        Capability.EXEC,
+        Capability.NETWORK_DENY,
+        Capability.NETWORK_ABSENT,
+        Capability.PERSISTENT,
+        Capability.READER,
+        Capability.MANAGED_WORKSPACES,
+    }
+)
 
 BY_HOST = {
     Capability.NETWORK_ALLOW: "pasta",

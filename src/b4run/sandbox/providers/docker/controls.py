@@ -12,6 +12,7 @@ CAPABILITIES = frozenset(
     {
         Capability.EXEC,
         Capability.NETWORK_DENY,
+        Capability.NETWORK_ABSENT,
         Capability.NETWORK_ALLOW,
         Capability.MEMORY_LIMIT,
         Capability.CPU_LIMIT,

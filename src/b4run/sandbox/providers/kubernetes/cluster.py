@@ -80,7 +80,7 @@ class Cluster:
                 configuration.debug = False
                 try:
                     if self._kubeconfig is None and self._context is None and not os.environ.get("KUBECONFIG") and _TOKEN.exists():
-                        load_incluster_config(client_configuration=configuration)
+                        load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
                     else:
                         await load_kube_config(self._kubeconfig, self._context, configuration)
                     self._client = ApiClient(configuration)
@@ -95,7 +95,14 @@ class Cluster:
             await client.close()
 
     async def call(
-        self, action: str, method: str, path: str, *, query: Sequence[tuple[str, str]] = (), body: Any = None, content_type: str | None = None
+        self,
+        action: str,
+        method: str,
+        path: str,
+        *,
+        query: Sequence[tuple[str, str]] = (),
+        body: Any = None,
+        content_type: str | None = None,
     ) -> dict[str, Any]:
         """Make one call of the API and return its answer. Raises: ClusterUnreachable, ClusterRefused."""
         client = await self.client()
@@ -269,6 +276,6 @@ def _one(kind: str) -> str:
 def _said(error: ApiException) -> str:
     """What the API server gives as its reason, which is a `Status`."""
     try:
-        return str(json.loads(error.body)["message"])[:500]
+        return str(json.loads(error.body or b"")["message"])[:500]
     except (KeyError, TypeError, ValueError):
         return str(error.reason or f"status {error.status}")

@@ -44,4 +44,4 @@ def warnings(policy: SandboxPolicy) -> Iterator[Finding]:
     yield Finding("processes", Severity.WARNING, "`pids_limit` is the node's business: Kubernetes has no such setting for a Pod", remedy)
     if policy.resources.disk_gb is not None:
         remedy = "Use a storage class whose volumes are of the size that was asked for."
-        yield Finding("disk limit", Severity.WARNING, "the claim asks for the size; whether a volume is held to it is its driver's business", remedy)
+        yield Finding("disk limit", Severity.WARNING, "the claim asks for the size; its driver may not hold the volume to it", remedy)

@@ -38,7 +38,9 @@ def why_gone(pod: dict[str, Any] | None, uid: str, memory_mb: int | None) -> Cha
         return ChannelClosed(f"its container ended with exit code {ended.get('exitCode')}")
     if status.get("phase") in ("Failed", "Succeeded"):
         reason = status.get("reason") or status["phase"]
-        return ChannelClosed(f"its Pod ended ({reason}): {_short(status.get('message'))}" if status.get("message") else f"its Pod ended ({reason})")
+        return ChannelClosed(
+            f"its Pod ended ({reason}): {_short(status.get('message'))}" if status.get("message") else f"its Pod ended ({reason})"
+        )
     if pod["metadata"].get("deletionTimestamp"):
         return ChannelClosed("its Pod is being removed")
     return None
@@ -58,7 +60,8 @@ def why_not_started(pod: dict[str, Any] | None) -> str | None:
         return f"its container ended with exit code {ended.get('exitCode')} ({_short(ended.get('message') or ended.get('reason'))})"
     carrier = _ended(pod, CARRIER)
     if carrier is not None and carrier.get("exitCode"):
-        return f"the container that brings the guest ended with exit code {carrier['exitCode']} ({_short(carrier.get('message') or carrier.get('reason'))})"
+        said = _short(carrier.get("message") or carrier.get("reason"))
+        return f"the container that brings the guest ended with exit code {carrier['exitCode']} ({said})"
     for container in status.get("containerStatuses") or ():
         waiting = (container.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") in _HOPELESS:
@@ -78,7 +81,8 @@ def still_waiting_for(pod: dict[str, Any] | None) -> str:
     for container in (pod.get("status") or {}).get("containerStatuses") or ():
         waiting = (container.get("state") or {}).get("waiting") or {}
         if waiting.get("reason"):
-            return f"its container {container.get('name')} waits ({waiting['reason']})" + (f": {_short(waiting['message'])}" if waiting.get("message") else "")
+            told = f": {_short(waiting['message'])}" if waiting.get("message") else ""
+            return f"its container {container.get('name')} waits ({waiting['reason']}){told}"
     return "its guest does not answer yet"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from b4run.sandbox.contract import WORKSPACE_ROOT
 from b4run.sandbox.environment import GUEST_PATH, PRIVATE_HOME
-from b4run.sandbox.policy import Allow, Deny, SandboxPolicy, User
+from b4run.sandbox.policy import Deny, SandboxPolicy, User
 from b4run.sandbox.providers.kubernetes.names import ANNOTATION_IDENTITY, LABEL_THREAD, ThreadNames
 
 AGENT = User(uid=1000, gid=1000)
@@ -87,10 +87,11 @@ def _allowed(network: Deny) -> list[dict[str, Any]]:
     """The listed networks, and with them the cluster's DNS; without any, no names either, which would carry data out."""
     if not network.allowlist:
         return []
-    dns = {
-        "to": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}, "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}}],
-        "ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}],
+    resolver = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
+        "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
     }
+    dns = {"to": [resolver], "ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
     return [dns, {"to": [{"ipBlock": {"cidr": str(ipaddress.ip_network(entry))}} for entry in network.allowlist]}]
 
 
@@ -126,9 +127,9 @@ def pod_body(names: ThreadNames, policy: SandboxPolicy, launch: Launch) -> dict[
     }
     if launch.runtime_class is not None:
         spec["runtimeClassName"] = launch.runtime_class
-    body = {"apiVersion": "v1", "kind": "Pod", "metadata": names.metadata(names.pod), "spec": spec}
-    body["metadata"]["annotations"][ANNOTATION_IDENTITY] = _identity(spec, policy)
-    return body
+    metadata = names.metadata(names.pod)
+    metadata["annotations"][ANNOTATION_IDENTITY] = _identity(spec, policy)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 def _pod_security(policy: SandboxPolicy, user: User | None) -> dict[str, Any]:
@@ -152,11 +153,9 @@ def _container_security(policy: SandboxPolicy) -> dict[str, Any]:
 
 
 def _carrier(policy: SandboxPolicy, launch: Launch) -> dict[str, Any]:
-    """Takes the guest in, beside the sandbox instead of before it: an init container would cost a second of the kubelet's looking around."""
-    if launch.guest_image is not None:
-        command = [GUEST_IN_IMAGE, "install", GUEST_PATH]
-    else:
-        command = ["/bin/sh", "-c", _UNTIL_INSTALLED]
+    """Takes the guest in, beside the sandbox instead of before it: an init container would cost a second, the kubelet's round."""
+    installs = [GUEST_IN_IMAGE, "install", GUEST_PATH]
+    command = ["/bin/sh", "-c", _UNTIL_INSTALLED] if launch.guest_image is None else installs
     return {
         "name": CARRIER,
         "image": launch.guest_image or launch.image,

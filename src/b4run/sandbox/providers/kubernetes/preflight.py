@@ -81,5 +81,7 @@ async def _trial(provider: _Provider, policy: SandboxPolicy) -> list[Finding]:
         return [Finding("trial", Severity.ERROR, f"a command ended with {result.exit_code} instead of 7: {result.stderr[:200]}")]
     findings = [Finding("trial", Severity.OK, "a Pod starts, and the guest runs in this image")]
     if isinstance(policy.network, Deny):
-        findings.append(Finding("network", Severity.OK, "the NetworkPolicy is enforced: seen from inside, before the guest listened to anybody"))
+        findings.append(
+            Finding("network", Severity.OK, "the NetworkPolicy is enforced: seen from inside, before the guest listened to anybody")
+        )
     return findings

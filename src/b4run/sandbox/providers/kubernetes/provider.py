@@ -112,21 +112,21 @@ def kubernetes_sandbox(
 ) -> KubernetesProvider:
     """Return the provider of sandboxes on a Kubernetes cluster.
 
-    `scope` keeps the threads of several apps in one namespace apart. `image` is what sandboxes start from; it needs `/bin/sh`, and `head`,
-    `chmod` and `mv` unless `guest_image` names an image that brings the guest at `/b4-guest`. `storage_class` None is the cluster's default.
-    `startup_timeout_ms`, 1,000 to 3,600,000, bounds the start of a Pod. `runtime_class` names one of the cluster's, such as `gvisor`. The
-    credentials are those of the Pod that the app runs in, unless `kubeconfig`, `context` or `KUBECONFIG` say otherwise.
+    `scope` keeps the threads of several apps in one namespace apart. `image` is what sandboxes start from; it needs `/bin/sh`, and
+    `head`, `chmod` and `mv` unless `guest_image` names an image that brings the guest at `/b4-guest`. `storage_class` None is the
+    cluster's default. `startup_timeout_ms`, 1,000 to 3,600,000, bounds the start of a Pod. `runtime_class` names one of the cluster's,
+    such as `gvisor`. The credentials are those of the Pod that the app runs in, unless `kubeconfig`, `context` or `KUBECONFIG` say
+    otherwise.
 
     Raises:
         ConfigurationError: an option is blank or out of its range.
     """
-    required = {"image": image, "namespace": namespace}
-    optional = {"storage_class": storage_class, "runtime_class": runtime_class, "guest_image": guest_image, "kubeconfig": kubeconfig, "context": context}
-    for key, value in required.items():
+    for key, value in {"image": image, "namespace": namespace}.items():
         if not isinstance(value, str) or not value.strip():
             raise ConfigurationError(reason=f"`{key}` must not be blank")
-    for key, value in optional.items():
-        if value is not None and (not isinstance(value, str) or not value.strip()):
+    optional = {"storage_class": storage_class, "runtime_class": runtime_class, "guest_image": guest_image}
+    for key, given in (optional | {"kubeconfig": kubeconfig, "context": context}).items():
+        if given is not None and (not isinstance(given, str) or not given.strip()):
             raise ConfigurationError(reason=f"`{key}` must not be blank; leave it out instead")
     if type(startup_timeout_ms) is not int or not 1_000 <= startup_timeout_ms <= 3_600_000:
         raise ConfigurationError(reason="`startup_timeout_ms` must be a number from 1,000 to 3,600,000")

@@ -23,7 +23,9 @@ class PodWatch:
     When the watch breaks it is made again, and `on_gap` is called, for what happened meanwhile was not told.
     """
 
-    def __init__(self, cluster: Cluster, scope: str, on_change: Callable[[str, dict[str, Any] | None], None], on_gap: Callable[[], None]) -> None:
+    def __init__(
+        self, cluster: Cluster, scope: str, on_change: Callable[[str, dict[str, Any] | None], None], on_gap: Callable[[], None]
+    ) -> None:
         self._cluster = cluster
         self._selector = scope_selector(scope)
         self._on_change, self._on_gap = on_change, on_gap

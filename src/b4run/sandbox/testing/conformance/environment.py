@@ -79,7 +79,7 @@ async def no_descriptor_leaks_into_commands(trial: Trial) -> None:
     assert listed.split() == ["0", "1", "2"]
 
 
-@case(needs=(Capability.EXEC, Capability.NETWORK_DENY))
+@case(needs=(Capability.EXEC, Capability.NETWORK_ABSENT))
 async def denied_network_has_no_way_out(trial: Trial) -> None:
     sandbox = await trial.sandbox(SandboxPolicy(network=Deny()))
     interfaces = await sh(sandbox, "tail -n +3 /proc/net/dev | sed 's/:.*//; s/ //g'")

@@ -26,7 +26,7 @@ async def _inside(sandbox: SandboxHandle) -> tuple[int, int]:
     return int(processes), int(kilobytes)
 
 
-@case("T20", "T37", needs=EXEC, limit_s=180)
+@case("T20", "T37", needs=EXEC, limit_s=180, alone=True)
 async def thousand_short_commands_leave_nothing(trial: Trial) -> None:
     sandbox = await trial.sandbox()
     for _ in range(50):
@@ -46,7 +46,7 @@ async def thousand_short_commands_leave_nothing(trial: Trial) -> None:
     assert after[1] - inside[1] < 1_024 + RESERVE * RESERVE_KB
 
 
-@case("T20", needs=EXEC, limit_s=180)
+@case("T20", needs=EXEC, limit_s=180, alone=True)
 async def failing_commands_leave_nothing(trial: Trial) -> None:
     sandbox = await trial.sandbox()
     await sh(sandbox, "true")
@@ -61,7 +61,7 @@ async def failing_commands_leave_nothing(trial: Trial) -> None:
     assert await sandbox.exec.jobs() == []
 
 
-@case("T95", limit_s=180)
+@case("T95", limit_s=180, alone=True)
 async def sandboxes_made_and_removed_leave_nothing_here(trial: Trial) -> None:
     thread = trial.thread()
     await (await trial.sandbox(thread_id=thread)).files.write("a", b"a")
