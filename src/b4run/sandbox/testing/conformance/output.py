@@ -51,7 +51,7 @@ async def two_hundred_mebibytes_in_flat_memory(trial: Trial) -> None:
     assert len(result.out.data) == MIB
 
 
-@case("T50", needs=EXEC, limit_s=120)
+@case("T50", needs=EXEC, limit_s=120, alone=True)
 async def two_hundred_mebibytes_as_a_stream(trial: Trial) -> None:
     sandbox = await trial.sandbox()
     stream = sandbox.exec.stream("head -c 209715200 /dev/zero; echo end >&2")
