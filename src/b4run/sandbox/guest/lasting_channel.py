@@ -65,6 +65,8 @@ class LastingChannel:
         self._room.set()
         self._sending = asyncio.Lock()
         self._ended: ChannelClosed | None = None
+        self._closing: asyncio.Future[None] | None = None
+        """Kept, so that it is not collected before it is done."""
 
     @classmethod
     async def open(cls, dial: Dial, verdict: Verdict) -> LastingChannel:

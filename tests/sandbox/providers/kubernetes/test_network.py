@@ -172,4 +172,4 @@ async def test_the_policy_stands_before_the_pod_and_goes_after_it(make):
     assert find("networkpolicy", f"b4-sbx-net-{id}") is None
     assert find("pod", f"b4-sbx-{id}") is None
     assert find("pvc", f"b4-sbx-vol-{id}") is not None
-    assert f"{NAMESPACE}" == policy["metadata"]["namespace"]
+    assert policy["metadata"]["namespace"] == NAMESPACE

@@ -13,17 +13,19 @@ from b4run.sandbox.contract import Capability
 from b4run.sandbox.environment import GUEST_PATH, SYSTEM_PATH, sandbox_environment
 from b4run.sandbox.guest import GuestClient, GuestSandbox
 from b4run.sandbox.policy import SandboxPolicy
+from b4run.sandbox.providers.containers import runtime_user
 from b4run.sandbox.providers.docker import controls
 from b4run.sandbox.providers.docker.channel import ExecChannel
 from b4run.sandbox.providers.docker.ending import explain_end
-from b4run.sandbox.providers.docker.engine import Engine, as_unavailable
+from b4run.sandbox.providers.docker.engine import Engine
 from b4run.sandbox.providers.docker.guest_volume import provide_guest
 from b4run.sandbox.providers.docker.images import owned_image, resolve_image
-from b4run.sandbox.providers.docker.launch import Image, Runtime, container_body, runtime_user
+from b4run.sandbox.providers.docker.launch import Image, Runtime, container_body
 from b4run.sandbox.providers.docker.names import LABEL_IDENTITY, LABEL_SANDBOX, ThreadNames
 from b4run.sandbox.providers.docker.oom import oom_check
 from b4run.sandbox.providers.docker.runtimes import find_runtime
 from b4run.sandbox.providers.docker.watch import DeathWatch
+from b4run.sandbox.providers.failures import as_unavailable
 
 _HELLO_SECONDS = 30.0
 _CONNECT_MS = 5_000

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import io
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 from aiodocker import Docker
@@ -15,7 +15,7 @@ from aiodocker.execs import Exec
 from aiodocker.stream import Stream
 from aiohttp import ClientError, ClientTimeout
 
-from b4run.errors import B4Error, SandboxUnavailable
+from b4run.errors import B4Error
 
 T = TypeVar("T")
 
@@ -41,17 +41,6 @@ class EngineRefused(B4Error):
     def status(self) -> int:
         """The engine's HTTP status."""
         return int(self.fields["status"])
-
-
-@contextlib.contextmanager
-def as_unavailable(thread_id: str) -> Iterator[None]:
-    """Whatever the engine refuses in the block is why the thread's sandbox cannot be had. Raises: SandboxUnavailable."""
-    try:
-        yield
-    except SandboxUnavailable:
-        raise
-    except B4Error as error:
-        raise SandboxUnavailable(thread_id=thread_id, reason=f"{error.message} {error.remedy}".strip()) from error
 
 
 class Engine:

@@ -10,17 +10,13 @@ from typing import Any
 from b4run.sandbox.contract import WORKSPACE_ROOT
 from b4run.sandbox.environment import GUEST_PATH, PRIVATE_HOME
 from b4run.sandbox.policy import Deny, SandboxPolicy, User
+from b4run.sandbox.providers.containers import MIB, runtime_user, scratch_bytes
 from b4run.sandbox.providers.docker.names import LABEL_IDENTITY, ThreadNames
-
-AGENT = User(uid=1000, gid=1000)
-_MIB = 1024 * 1024
-_DEFAULT_SCRATCH = 1024 * _MIB
-
 
 GVISOR_TASKS_PER_PROCESS = 32
 """Host threads that gVisor's kernel may use for one process inside (measured: 5.7 on its ptrace platform)."""
 GVISOR_OWN_TASKS = 512
-GVISOR_OWN_MEMORY = 64 * _MIB
+GVISOR_OWN_MEMORY = 64 * MIB
 """What gVisor's kernel itself takes of a container's memory limit."""
 
 
@@ -47,20 +43,6 @@ class Image:
     @property
     def path(self) -> str | None:
         return next((entry.removeprefix("PATH=") for entry in self.environment if entry.startswith("PATH=")), None)
-
-
-def runtime_user(policy: SandboxPolicy) -> User | None:
-    """Return the user of the container; None means the image's own."""
-    chosen = policy.security.run_as_non_root
-    if chosen is True:
-        return AGENT
-    return chosen or None
-
-
-def scratch_bytes(policy: SandboxPolicy) -> int:
-    """Bytes of each tmpfs: 1 GiB, or half of the memory limit if that is less."""
-    memory = policy.resources.memory_mb
-    return _DEFAULT_SCRATCH if memory is None else min(_DEFAULT_SCRATCH, memory * _MIB // 2)
 
 
 def container_body(
@@ -111,7 +93,7 @@ def _host_config(names: ThreadNames, guest_volume: str, policy: SandboxPolicy, u
     if security.no_new_privileges:
         host["SecurityOpt"] = ["no-new-privileges"]
     if resources.memory_mb is not None:
-        host["Memory"] = host["MemorySwap"] = resources.memory_mb * _MIB + (GVISOR_OWN_MEMORY if runtime.gvisor else 0)
+        host["Memory"] = host["MemorySwap"] = resources.memory_mb * MIB + (GVISOR_OWN_MEMORY if runtime.gvisor else 0)
     if resources.cpus is not None:
         host["NanoCpus"] = round(resources.cpus * 1e9)
     if runtime.name is not None:

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from b4run.errors import B4Error
 from b4run.sandbox.contract import Finding, Preflight, Severity
-from b4run.sandbox.guest import GuestSandbox
 from b4run.sandbox.policy import SandboxPolicy
 from b4run.sandbox.providers.docker import controls
 from b4run.sandbox.providers.docker.engine import Engine, EngineUnreachable
 from b4run.sandbox.providers.docker.images import resolve_image
-
-_TRIAL_DEADLINE_MS = 20_000
-
-
-class _Provider(Protocol):
-    async def acquire(self, thread_id: str, policy: SandboxPolicy) -> GuestSandbox: ...
-
-    async def destroy(self, thread_id: str) -> None: ...
+from b4run.sandbox.providers.trial import TrialProvider, run_trial
 
 
-async def examine(provider: _Provider, engine: Engine, policy: SandboxPolicy, *, image: str | None, runtime: str | None) -> Preflight:
+async def examine(provider: TrialProvider, engine: Engine, policy: SandboxPolicy, *, image: str | None, runtime: str | None) -> Preflight:
     """Return what `policy` meets on this engine. A trial is started only when nothing already forbids it."""
     findings: list[Finding] = []
     try:
@@ -34,7 +25,7 @@ async def examine(provider: _Provider, engine: Engine, policy: SandboxPolicy, *,
         else:
             findings.append(await _image(engine, image))
         if image is not None and Preflight(tuple(findings)).ok:
-            findings += await _trial(provider, policy)
+            findings += await run_trial(provider, policy, success="the guest runs in this image")
     except EngineUnreachable as error:
         findings.append(Finding("engine", Severity.ERROR, error.message, error.remedy))
     return Preflight(tuple(findings))
@@ -60,22 +51,3 @@ async def _image(engine: Engine, reference: str) -> Finding:
     except B4Error as error:
         return Finding("image", Severity.ERROR, error.message, "Name an image that the engine has or can pull.")
     return Finding("image", Severity.OK, f"{reference} is {image.id[:19]}")
-
-
-async def _trial(provider: _Provider, policy: SandboxPolicy) -> list[Finding]:
-    thread_id = f"b4-preflight-{secrets.token_hex(8)}"
-    try:
-        sandbox = await provider.acquire(thread_id, policy)
-        result = await sandbox.exec.run("exit 7", deadline_ms=_TRIAL_DEADLINE_MS)
-    except B4Error as error:
-        return [Finding("trial", Severity.ERROR, error.message, error.remedy)]
-    finally:
-        await provider.destroy(thread_id)
-    if result.exit_code != 7:
-        return [Finding("trial", Severity.ERROR, f"a command ended with {result.exit_code} instead of 7: {result.stderr[:200]}")]
-    findings = [Finding("trial", Severity.OK, "the guest runs in this image")]
-    if not sandbox.guest_capabilities & {"subreaper", "marks"}:
-        detail = "this kernel cannot follow this user's orphans: what leaves its command by setsid or a double fork outlives timeouts"
-        remedy = "Run commands as another user than root, release the sandbox to end what is left, or use another runtime."
-        findings.append(Finding("process trees", Severity.WARNING, detail, remedy))
-    return findings

@@ -10,7 +10,7 @@ from b4run.sandbox.guest import GuestReader, GuestSandbox
 from b4run.sandbox.policy import SandboxPolicy, User
 from b4run.sandbox.providers.docker import controls
 from b4run.sandbox.providers.docker.compute import Containers, Files
-from b4run.sandbox.providers.docker.engine import Engine, as_unavailable
+from b4run.sandbox.providers.docker.engine import Engine
 from b4run.sandbox.providers.docker.images import AllowImage, check_image, find_image, some_image
 from b4run.sandbox.providers.docker.names import (
     LABEL_OPERATION,
@@ -22,6 +22,7 @@ from b4run.sandbox.providers.docker.names import (
 )
 from b4run.sandbox.providers.docker.prune import prune
 from b4run.sandbox.providers.docker.reader import open_reader
+from b4run.sandbox.providers.failures import as_unavailable
 from b4run.sandbox.scope import check_scope
 from b4run.workspace import (
     Binding,

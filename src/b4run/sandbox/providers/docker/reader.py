@@ -15,9 +15,10 @@ from b4run.sandbox.contract import WORKSPACE_ROOT
 from b4run.sandbox.environment import GUEST_PATH
 from b4run.sandbox.guest import GuestClient, GuestReader
 from b4run.sandbox.policy import User
+from b4run.sandbox.providers.containers import AGENT
 from b4run.sandbox.providers.docker.channel import ExecChannel
 from b4run.sandbox.providers.docker.engine import Engine
-from b4run.sandbox.providers.docker.launch import AGENT, Image
+from b4run.sandbox.providers.docker.launch import Image
 from b4run.sandbox.providers.docker.names import LABEL_READER, LABEL_SCOPE, LABEL_THREAD, ThreadNames
 
 _HELLO_SECONDS = 30.0

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -15,7 +14,7 @@ from aiohttp import ClientError, ClientTimeout, WSServerHandshakeError
 from kubernetes_asyncio.client import ApiClient, ApiException, Configuration
 from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config
 
-from b4run.errors import B4Error, SandboxUnavailable
+from b4run.errors import B4Error
 from b4run.sandbox.guest.channel import ChannelClosed
 from b4run.sandbox.providers.kubernetes.exec_stream import PROTOCOLS, ExecStream
 
@@ -46,17 +45,6 @@ class ClusterRefused(B4Error):
     def status(self) -> int:
         """The API server's HTTP status."""
         return int(self.fields["status"])
-
-
-@contextlib.contextmanager
-def as_unavailable(thread_id: str) -> Iterator[None]:
-    """Whatever the cluster refuses in the block is why the thread's sandbox cannot be had. Raises: SandboxUnavailable."""
-    try:
-        yield
-    except SandboxUnavailable:
-        raise
-    except B4Error as error:
-        raise SandboxUnavailable(thread_id=thread_id, reason=f"{error.message} {error.remedy}".strip()) from error
 
 
 class Cluster:

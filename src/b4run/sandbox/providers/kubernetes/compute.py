@@ -15,8 +15,9 @@ from b4run.sandbox.guest.channel import ChannelClosed
 from b4run.sandbox.guest.client import Timing
 from b4run.sandbox.guest.lasting_channel import RESUME_SECONDS, LastingChannel
 from b4run.sandbox.policy import SandboxPolicy
+from b4run.sandbox.providers.failures import as_unavailable
 from b4run.sandbox.providers.kubernetes import controls
-from b4run.sandbox.providers.kubernetes.cluster import CLAIMS, PODS, POLICIES, Cluster, ClusterRefused, ClusterUnreachable, as_unavailable
+from b4run.sandbox.providers.kubernetes.cluster import CLAIMS, PODS, POLICIES, Cluster, ClusterRefused, ClusterUnreachable
 from b4run.sandbox.providers.kubernetes.ending import still_waiting_for, why_gone, why_not_started
 from b4run.sandbox.providers.kubernetes.exec_stream import ExecStream
 from b4run.sandbox.providers.kubernetes.launch import CARRIER, SANDBOX, Launch, claim_body, pod_body, policy_body

@@ -12,9 +12,9 @@ from typing import Any
 from b4run.sandbox.contract import WORKSPACE_ROOT
 from b4run.sandbox.environment import GUEST_PATH, PRIVATE_HOME
 from b4run.sandbox.policy import Deny, SandboxPolicy, User
+from b4run.sandbox.providers.containers import MIB, runtime_user, scratch_bytes
 from b4run.sandbox.providers.kubernetes.names import ANNOTATION_IDENTITY, LABEL_THREAD, ThreadNames
 
-AGENT = User(uid=1000, gid=1000)
 SANDBOX = "sandbox"
 """The container that jobs run in."""
 CARRIER = "guest"
@@ -22,11 +22,9 @@ CARRIER = "guest"
 GUEST_IN_IMAGE = "/b4-guest"
 """Where an image that brings the guest has it."""
 _GUEST_FOLDER = GUEST_PATH.rpartition("/")[0]
-_MIB = 1024 * 1024
-_DEFAULT_SCRATCH = 1024 * _MIB
 _DEFAULT_DISK_GB = 1
-_CARRIER_MEMORY = 64 * _MIB
-_GUEST_ROOM = 64 * _MIB
+_CARRIER_MEMORY = 64 * MIB
+_GUEST_ROOM = 64 * MIB
 
 _UNTIL_INSTALLED = (
     f"tries=0; until [ -x {GUEST_PATH} ]; do tries=$((tries + 1)); [ $tries -lt 3000 ] || exit 78; sleep 0.04 2>/dev/null || sleep 1; done"
@@ -42,20 +40,6 @@ class Launch:
     guest_image: str | None = None
     storage_class: str | None = None
     runtime_class: str | None = None
-
-
-def runtime_user(policy: SandboxPolicy) -> User | None:
-    """Return the user of the container; None means the image's own."""
-    chosen = policy.security.run_as_non_root
-    if chosen is True:
-        return AGENT
-    return chosen or None
-
-
-def scratch_bytes(policy: SandboxPolicy) -> int:
-    """Bytes of each tmpfs: 1 GiB, or half of the memory limit if that is less."""
-    memory = policy.resources.memory_mb
-    return _DEFAULT_SCRATCH if memory is None else min(_DEFAULT_SCRATCH, memory * _MIB // 2)
 
 
 def claim_body(names: ThreadNames, policy: SandboxPolicy, launch: Launch) -> dict[str, Any]:

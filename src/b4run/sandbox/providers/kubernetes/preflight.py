@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-from typing import Final, Protocol
+from typing import Final
 
-from b4run.errors import B4Error
 from b4run.sandbox.contract import Finding, Preflight, Severity
-from b4run.sandbox.guest import GuestSandbox
 from b4run.sandbox.policy import Deny, SandboxPolicy
 from b4run.sandbox.providers.kubernetes import controls
 from b4run.sandbox.providers.kubernetes.cluster import Cluster, ClusterRefused, ClusterUnreachable
+from b4run.sandbox.providers.trial import TrialProvider, run_trial
 
-_TRIAL_DEADLINE_MS: Final = 20_000
 NEEDED: Final = {
     ("", "pods"): ("create", "get", "list", "watch", "delete"),
     ("", "pods/exec"): ("create", "get"),
     ("", "persistentvolumeclaims"): ("create", "get", "list", "patch", "delete"),
     ("networking.k8s.io", "networkpolicies"): ("create", "get", "list", "update", "delete"),
 }
-"""What the provider does, by API group and resource: the chart's Role holds this and nothing more."""
+"""What the provider does, by API group and resource: a Role needs this and nothing more."""
 
 
-class _Provider(Protocol):
-    async def acquire(self, thread_id: str, policy: SandboxPolicy) -> GuestSandbox: ...
-
-    async def destroy(self, thread_id: str) -> None: ...
-
-
-async def examine(provider: _Provider, cluster: Cluster, policy: SandboxPolicy) -> Preflight:
+async def examine(provider: TrialProvider, cluster: Cluster, policy: SandboxPolicy) -> Preflight:
     """Return what `policy` meets on this cluster. A trial is started only when nothing already forbids it."""
     findings: list[Finding] = []
     try:
@@ -56,7 +47,7 @@ async def _permissions(cluster: Cluster) -> Finding:
     denied = [f"{verb} {resource}" for (_, resource, verb), may in zip(asked, allowed, strict=True) if not may]
     if not denied:
         return Finding("permissions", Severity.OK, f"all {len(asked)} that are needed")
-    remedy = "Bind the Role of the chart `sandbox-infra` to who runs the app: `helm install` it, or `kubectl create rolebinding`."
+    remedy = "Bind a Role that allows them to who runs the app: `kubectl create role` and `kubectl create rolebinding`."
     return Finding("permissions", Severity.ERROR, f"denied in namespace {cluster.namespace}: {', '.join(denied)}", remedy)
 
 
@@ -68,20 +59,9 @@ async def _may(cluster: Cluster, group: str, resource: str, verb: str) -> bool:
     return bool((answer.get("status") or {}).get("allowed"))
 
 
-async def _trial(provider: _Provider, policy: SandboxPolicy) -> list[Finding]:
-    thread_id = f"b4-preflight-{secrets.token_hex(8)}"
-    try:
-        sandbox = await provider.acquire(thread_id, policy)
-        result = await sandbox.exec.run("exit 7", deadline_ms=_TRIAL_DEADLINE_MS)
-    except B4Error as error:
-        return [Finding("trial", Severity.ERROR, error.message, error.remedy)]
-    finally:
-        await provider.destroy(thread_id)
-    if result.exit_code != 7:
-        return [Finding("trial", Severity.ERROR, f"a command ended with {result.exit_code} instead of 7: {result.stderr[:200]}")]
-    findings = [Finding("trial", Severity.OK, "a Pod starts, and the guest runs in this image")]
-    if isinstance(policy.network, Deny):
-        findings.append(
-            Finding("network", Severity.OK, "the NetworkPolicy is enforced: seen from inside, before the guest listened to anybody")
-        )
+async def _trial(provider: TrialProvider, policy: SandboxPolicy) -> list[Finding]:
+    findings = await run_trial(provider, policy, success="a Pod starts, and the guest runs in this image")
+    if isinstance(policy.network, Deny) and Preflight(tuple(findings)).ok:
+        detail = "the NetworkPolicy is enforced: seen from inside, before the guest listened to anybody"
+        findings.append(Finding("network", Severity.OK, detail))
     return findings
