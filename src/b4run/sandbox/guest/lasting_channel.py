@@ -27,6 +27,7 @@ _ACK_EVERY: Final = 262_144
 _KEPT: Final = 4_194_304
 """Unacknowledged bytes from which a sender waits."""
 _REPLY_SECONDS: Final = 10.0
+_BYE_SECONDS: Final = 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 RESUME_SECONDS: Final = 50.0
 """How long a broken connection is dialled again; less than the guest waits for it."""
@@ -131,8 +132,11 @@ class LastingChannel:
             return
         if told:
             with contextlib.suppress(ChannelClosed, TimeoutError):
-                async with asyncio.timeout(1.0):
+                async with asyncio.timeout(_BYE_SECONDS):
                     await stream.send(_HEADER.pack(_BYE, 0))
+                    # The guest ends the stream when it has heard; cut before, the word may be lost on its way, and its jobs linger.
+                    while True:
+                        await stream.receive()
         await stream.close()
 
     async def _send_piece(self, piece: bytes) -> None:
